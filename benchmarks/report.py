@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from harness.analysis.columns import empty_cell
+from harness.analysis.figures import empty_cell
 from harness.dataset.study import Curve, MemoryCurve, Study
 from harness.report import page
 

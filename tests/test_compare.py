@@ -15,8 +15,7 @@ import pytest
 from conftest import refused, stored_in
 from golden_record import record
 
-from harness.analysis.columns import empty_cell
-from harness.analysis.figures import FAMILIES
+from harness.analysis.figures import FAMILIES, empty_cell
 from harness.compare.judge import Runs, judged
 from harness.compare.sides import side
 from harness.records.files import write_columns
@@ -416,7 +415,7 @@ def test_a_longest_context_is_compared_to_its_granule(harness, tmp_path, before,
 def grown(*lengths: int, target: bool = False) -> Runs:
     growth = empty_cell() | {"kind": "measured", "status": "ok", "workload": "grow", "device": "cpu"}
     growth["tokens_per_s"] = 9.0
-    rows = [growth | {"max_ctx": n, "peak_rss_bytes": n, "max_ctx_is_target": target} for n in lengths]
+    rows = [growth | {"max_ctx": n, "memory_bytes": n, "max_ctx_is_target": target} for n in lengths]
     return Runs({"campaign": rows})
 
 

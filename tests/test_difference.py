@@ -10,10 +10,9 @@ from benchmarks.validity.comparing import SHAPES, Case, Paired, of_ab, of_compar
 from benchmarks.validity.nights import Machine as Nights
 from benchmarks.validity.nights import compared
 from harness.analysis.baseline import baseline
-from harness.analysis.columns import empty_cell
 from harness.analysis.differences import Difference, Differences, costs
 from harness.analysis.differences import differences as found_by
-from harness.analysis.figures import FAMILIES
+from harness.analysis.figures import FAMILIES, empty_cell
 from harness.analysis.paired import discoveries
 from harness.compare.judge import Runs, judged
 
@@ -112,7 +111,7 @@ def test_of_many_looks_some_small_chances_come_up():
 
 
 def test_figures_that_never_differ_are_the_same():
-    rows = [empty_cell() | {"device": "cpu", "status": "ok", "kind": "measured", "peak_rss_bytes": 5}] * 3
+    rows = [empty_cell() | {"device": "cpu", "status": "ok", "kind": "measured", "memory_bytes": 5}] * 3
     ((_, row),) = judged({"x": (runs(rows), runs(rows))}, THRESHOLDS).rows
     assert (row["verdict"], row["change"]) == ("SAME", 0.0)
 

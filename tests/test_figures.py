@@ -1,36 +1,22 @@
 """Every figure is where its entry says, and is shown, pooled and exported by its entry alone."""
 
-import typing
-from types import UnionType
-from typing import Any, Union, get_args, get_origin
+from typing import Any
 
 import pytest
-from typing_extensions import NotRequired, Required, get_type_hints
 
 from harness.analysis import figures
-from harness.analysis.columns import Cell, Repeat, empty_cell
-from harness.analysis.figures import FIGURES, Figure
-from harness.records.kinds import Record
+from harness.analysis.columns import Repeat
+from harness.analysis.figures import FIGURES, Figure, empty_cell
+from harness.dataset import sql
 from harness.report import tables
-
-
-def found(kind: Any, path: str) -> Any:
-    """The type at a path; KeyError: there is none."""
-    for step in path.split("."):
-        while get_origin(kind) in (Union, UnionType, NotRequired, Required, typing.Annotated):
-            kind = next(each for each in get_args(kind) if each is not type(None))
-        kind = get_args(kind)[0] if get_origin(kind) is list else get_type_hints(kind)[step]
-    return kind
 
 
 @pytest.mark.parametrize("figure", FIGURES, ids=lambda figure: figure.name)
 def test_a_figure_is_where_its_entry_says(figure):
-    for path in figure.source.split(" / ") if figure.source else ():
-        found(Record, path)
-    if not figure.source and not figure.read:
-        found(Cell, figure.path or figure.name)
+    for path in (figure.path or figure.name).split(" / ") if not figure.read else ():
+        assert figures.type_at(path)
     if figure.ends:
-        found(Repeat, figure.ends)
+        assert figures.type_at(figure.ends)
     assert figure.meaning.rstrip("."), "a sentence for the docs"
     assert figure.label or not (figure.shown or figure.table or figure.family)
     assert figure.unit or not figure.family or figure.name == "perplexity"
@@ -42,25 +28,29 @@ def test_names_and_headings_are_unique():
     assert len(set(labels)) == len(labels)
 
 
-def test_an_entry_with_a_source_is_read_pooled_and_shown(monkeypatch):
+def test_an_entry_with_a_path_is_read_pooled_and_shown(monkeypatch):
     new = Figure(
-        "watts_of_cpu",
-        "CPU s/token",
-        "CPU time of a decoded token",
-        source="done.cpu_s / tokens",
+        "cpu_s_of_prompt",
+        "CPU s/prompt token",
+        "CPU time of the worker per token of the prompt",
+        path="record.done.cpu_s / record.workload.prompt_tokens",
         pool="median",
         shown=("terminal",),
         table="Memory",
     )
-    monkeypatch.setattr(figures, "FIGURES", (*FIGURES, new))
-    monkeypatch.setattr(figures, "SOURCED", (new,))
-    values = [figures.of_record({"done": {"cpu_s": cpu_s}, "tokens": 10}) for cpu_s in (1.0, 3.0, 2.0)]
-    assert [value["watts_of_cpu"] for value in values] == [0.1, 0.3, 0.2]
-    assert figures.of_record({"done": None, "tokens": 10}) == {"watts_of_cpu": None}
-    rows: list[Any] = [{**empty_cell(), **value} for value in values]
-    assert figures.medians(rows)["watts_of_cpu"] == 0.2
+    for module in (figures, sql):
+        monkeypatch.setattr(module, "FIGURES", (*FIGURES, new))
+
+    def row_of(done: Any) -> Any:
+        return figures.row_of({**empty_cell(), "record": {"done": done, "workload": {"prompt_tokens": 10}}})
+
+    rows = [row_of({"cpu_s": cpu_s}) for cpu_s in (1.0, 3.0, 2.0)]
+    assert [row["cpu_s_of_prompt"] for row in rows] == [0.1, 0.3, 0.2]
+    assert row_of(None)["cpu_s_of_prompt"] is None
+    assert figures.pooled(rows)["cpu_s_of_prompt"] == 0.2
     assert tables.column_of(new).text(rows[0]) == "0.10"
     assert new in figures.shown_in("terminal")
+    assert sql.columns_of(Repeat)["cpu_s_of_prompt"] == "DOUBLE"
 
 
 @pytest.mark.parametrize("of", ["cells", "repeats"])

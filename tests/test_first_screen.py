@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from golden_record import record
 
-from harness.analysis.columns import empty_cell
+from harness.analysis.figures import empty_cell
 from harness.dataset.study import Study
 from harness.records import Stored
 from harness.report import closing, head, picture, plots, summary

@@ -9,7 +9,8 @@ import pytest
 from conftest import ROOT, STUDY_TABLES
 
 from harness import config
-from harness.analysis.columns import Search, empty_cell
+from harness.analysis.columns import Search
+from harness.analysis.figures import empty_cell
 from harness.dataset import study
 from harness.dataset.study import Study
 from harness.report import longest, summary

@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from harness.analysis.columns import empty_cell
+from harness.analysis.figures import empty_cell
 from harness.dataset.study import Curve, Study
 from harness.report import page as report_page
 from harness.report import quality

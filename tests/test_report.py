@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from jinja2 import UndefinedError
 
-from harness.analysis.columns import empty_cell
+from harness.analysis.figures import empty_cell
 from harness.dataset.study import Curve, MemoryCurve, Study, failure, labels
 from harness.records import ResultsError
 from harness.report import bars, curves, parts, picture, plots, summary, tables

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from harness.analysis.columns import empty_cell
+from harness.analysis.figures import empty_cell
 from harness.dataset.study import MemoryCurve, Study
 from harness.report import memory, tables
 from harness.report import page as report_page

@@ -8,7 +8,7 @@ from typing import Any
 
 from conftest import stored_in
 
-from harness.analysis.columns import empty_cell
+from harness.analysis.figures import empty_cell
 from harness.dataset.study import Study, labels, load_study
 from harness.report import page as report_page
 from harness.report import summary

@@ -17,8 +17,7 @@ import numpy as np
 
 from benchmarks.validity.row import Row
 from harness.analysis import paired
-from harness.analysis.columns import empty_cell
-from harness.analysis.figures import COMPARED, FAMILIES
+from harness.analysis.figures import COMPARED, FAMILIES, empty_cell
 from harness.analysis.paired import Change, discoveries
 from harness.compare import judge
 from harness.compare.judge import BETTER, WORSE, MetricChange, Runs

@@ -1,12 +1,12 @@
-"""Every column of the data set, with its meaning."""
+"""The rows of the data set: the columns that code computes with, by type. figures.py has every figure."""
 
 from __future__ import annotations
 
-from typing import Literal, cast
+from typing import Literal
 
 from typing_extensions import NotRequired, TypedDict, TypeIs
 
-from harness.records.kinds import AtDepth, Depth, Experts, Figure, Probe, WindowMeans
+from harness.records.kinds import AtDepth, Depth, Experts, Figure, Probe, Record, WindowMeans
 from harness.records.measured import Source
 
 # The part of a row that a sweep of prefill passes becomes. Missing values are null.
@@ -78,25 +78,21 @@ class PrefillRow(PrefillDepth):
     """the deeper ones"""
 
 
-# Columns of energy and of sensors in the row of a repeat; missing values are null.
+class EnergySpent(TypedDict):
+    """What a device spent while it was timed; see sensors.py. `joules`, `joules_above_idle`: null without a
+    valid measurement, for the `reason`. `idle_watts`: before the first repeat."""
 
-
-class EnergyFigures(TypedDict):
-    """See sensors.py. `watts`: mean over the decode; `idle_watts`: before the first repeat."""
-
-    watts: float | None
+    joules: float | None
+    joules_above_idle: float | None
+    window_s: float | None
+    tokens: float | None
     idle_watts: float | None
-    joules_per_token: float | None
-    joules_per_token_above_idle: float | None
-    energy_price_per_mtok: float | None
-    """of the energy of a million decoded tokens, where the price of a kWh is given"""
-    energy_window_s: float | None
-    energy_source: str | None
-    energy_reason: str | None
+    source: str | None
+    reason: str | None
 
 
 class SensorFigures(TypedDict):
-    """See records.sensor_summary."""
+    """Of the device over the timed part; see sensors.py."""
 
     hottest_c: float | None
     median_clock_mhz: float | None
@@ -361,35 +357,27 @@ class Growth(TypedDict):
     kv_share_of_free: NotRequired[float | None]
 
 
-class Sizes(TypedDict):
-    """Sizes as the stack reports them, or as published."""
+class Buffers(TypedDict):
+    """Bytes of buffers as the stack reports them after the run, or as published."""
 
-    prefill_ms: float | None
-    file_bytes: int | None
-    vram_bytes: int | None
-    model_buffer_bytes: int | None
-    kv_buffer_bytes: int | None
-    perplexity: float | None
-    perplexity_stderr: float | None
-    compute_buffer_bytes: int | None
+    model: int | None
+    kv: int | None
+    compute: int | None
+
+
+class LimitFigures(TypedDict):
+    """What a bandwidth allows. `W_declared_tokens_per_ms`: with the KV cache read as the stack declares."""
+
+    B_ms: float
+    W_tokens_per_ms: float | None
+    W_declared_tokens_per_ms: float | None
 
 
 class Limits(TypedDict):
-    """What bandwidth allows, and the shares reached."""
+    """Limits by the data sheet's bandwidth and by the measured one; null: not known."""
 
-    B_as_w16_ms: float | None
-    B_theory_ms: float | None
-    W_theory_tokens_per_ms: float | None
-    B_ratio: float | None
-    W_ratio: float | None
-    W_declared_theory_tokens_per_ms: float | None
-    W_declared_ratio: float | None
-    B_measured_theory_ms: float | None
-    W_measured_theory_tokens_per_ms: float | None
-    B_measured_ratio: float | None
-    W_measured_ratio: float | None
-    W_declared_measured_theory_tokens_per_ms: float | None
-    W_declared_measured_ratio: float | None
+    sheet: LimitFigures | None
+    measured: LimitFigures | None
 
 
 class SpeculationRow(TypedDict):
@@ -406,7 +394,15 @@ class SpeculationRow(TypedDict):
     draft_model_bytes: int | None
 
 
-class Repeat(Result, Flagged, Growth, EnergyFigures, SensorFigures, Sizes, SurfaceFigures, Limits):
+class TimeSplit(TypedDict):
+    """B of a cell as a fixed cost and the time to read the bytes; see stopping.py."""
+
+    fixed_ms: float | None
+    bytes_ms: float | None
+    dominated_by: str | None
+
+
+class Repeat(Result, Flagged, Growth, SensorFigures, SurfaceFigures, TimeSplit):
     """One repeat; see dataset.rows."""
 
     users_limit: UsersLimit | None
@@ -459,14 +455,38 @@ class Repeat(Result, Flagged, Growth, EnergyFigures, SensorFigures, Sizes, Surfa
     """rise of latency from before to after the run, at the same tokens"""
     drift_ci95: list[float] | None
     speculation: SpeculationRow | None
+    energy_source: str | None
+    energy_reason: str | None
+    energy_price_per_mtok: float | None
+    file_bytes: int | None
+    vram_bytes: int | None
+    model_buffer_bytes: int | None
+    kv_buffer_bytes: int | None
+    perplexity: float | None
+    perplexity_stderr: float | None
+    B_theory_ms: float | None
+    B_ratio: float | None
+    B_measured_ratio: float | None
+    W_theory_tokens_per_ms: float | None
+    W_ratio: float | None
+    W_measured_ratio: float | None
+    W_declared_ratio: float | None
+    W_declared_measured_ratio: float | None
 
 
-class TimeSplit(TypedDict):
-    """B as a fixed cost and the time to read the bytes; see repeat_figures.py."""
+class JudgedRepeat(Repeat):
+    """A repeat as it is judged: the columns of its row, and what its other figures are made of. `known_W`: W
+    where the slope is identifiable."""
 
-    fixed_ms: float | None
-    bytes_ms: float | None
-    dominated_by: str | None
+    record: Record
+    energy: EnergySpent
+    limits: Limits
+    buffers: Buffers
+    known_W: float | None
+
+
+SECTIONS = frozenset(JudgedRepeat.__annotations__) - Repeat.__annotations__.keys()
+"""What a row does not keep."""
 
 
 class CellFigures(LineFigures):
@@ -475,7 +495,7 @@ class CellFigures(LineFigures):
     tokens_per_s_ci95: Ends | None
 
 
-class Cell(Repeat, TimeSplit):
+class Cell(Repeat):
     """One cell: its last repeat, with the figures of all."""
 
     repeats: int
@@ -493,24 +513,6 @@ class ShownCell(Cell):
     """A cell with the one to compare it with."""
 
     baseline: Cell | None
-
-
-def empty_cell() -> Cell:
-    """A cell of which nothing is known: every figure is null, every count 0, every list empty."""
-    lists = (
-        "reasons",
-        "flags",
-        "segments",
-        "passes",
-        "tasks",
-        "users",
-        "ok_series",
-        "stayed_disturbed",
-        "disturbed_reasons",
-    )
-    counts = ("repeats", "repeats_ok", "disturbed_attempts")
-    empty = dict.fromkeys(Cell.__required_keys__) | dict.fromkeys(counts, 0) | {name: [] for name in lists}
-    return cast(Cell, {**empty, "spikes": no_spikes(), "max_ctx_is_target": False})
 
 
 class Search(Result):

@@ -1,8 +1,8 @@
-"""The figures: the one place that knows each figure's column, heading, unit, meaning, and use.
+"""The figures: the one place that knows each figure's place, column, heading, unit, meaning, and use.
 
-Rows of repeats and cells, medians, CSV files, tables in a terminal and on the page, the card, nights, history
-and `compare` go through FIGURES in its order, the most important first. A figure that analysis computes is a
-key of columns.Cell; one that a record holds needs nothing but its entry, with a `source`.
+A row has every figure under its name. Rows of repeats and cells, SQL, CSV files, tables in a terminal and on
+the page, the card, nights, history and `compare` go through FIGURES in its order, the most important first.
+A figure needs nothing but its entry; columns.Repeat declares those that code computes with.
 """
 
 from __future__ import annotations
@@ -11,11 +11,23 @@ import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, cast
+from types import NoneType, UnionType
+from typing import Annotated, Any, Literal, Union, cast, get_args, get_origin
 
 import numpy as np
+from typing_extensions import NotRequired, Required, get_type_hints
 
-from harness.analysis.columns import AnyRow, SpeculationRow, is_score, is_search
+from harness.analysis.columns import (
+    SECTIONS,
+    AnyRow,
+    Cell,
+    JudgedRepeat,
+    Repeat,
+    SpeculationRow,
+    is_score,
+    is_search,
+    no_spikes,
+)
 from harness.analysis.line_fit import block_spread
 from harness.analysis.speculation import acceptance_length, acceptance_rate
 from harness.base.files import TABLE_OF
@@ -45,11 +57,11 @@ class Figure:
     """One figure. `name`: its key in a row, and its column in SQL and CSV. `label`: its heading, empty if no
     table shows it. `form`, `scale`: how tables write it, divided by the scale. `table`: of the page.
 
-    `path`: its place in a row where that is not its name, as in `users.-1.ttft_ms.p99`; `read`: computes it
-    from a row; `source`: its place in a record, which may be a quotient, as in `done.load_ns / tokens`.
+    `path`: its place in a judged repeat (columns.JudgedRepeat), or a quotient of two places, as in
+    `energy.joules / energy.tokens`; empty: its name. `read`: computes it from a row's columns instead.
     `compared`: its value where runs are compared, also in rows of searches and scores. `ends`: the key of its
-    95% interval. `pool`: how a cell's repeats become one; last: the last repeat's, or a figure that
-    repeat_figures.py computes. `csv`: the CSV files that have it.
+    95% interval. `pool`: how the figures of a cell's repeats become one; last: the last repeat's, or a figure
+    that repeat_figures.py computes; again: read from the pooled columns. `csv`: the CSV files that have it.
 
     `family`: the threshold of compare that applies; empty: it is not compared. `whole`: not compared for a
     `grow` workload, which may run longer. `inverse`: name and unit of 1,000 over it, for tools that know
@@ -66,11 +78,10 @@ class Figure:
     table: Table | None = None
     shown: Sequence[Shown] = ()
     path: str = ""
-    read: Callable[[AnyRow], float | None] | None = None
+    read: Callable[[Repeat], float | None] | None = None
     compared: Callable[[AnyRow], float | None] | None = None
-    source: str = ""
     ends: str = ""
-    pool: Literal["last", "median", "max"] = "last"
+    pool: Literal["last", "median", "max", "again"] = "last"
     csv: Literal["", "repeats", "cells", "both"] = ""
     better: Literal["lower", "higher"] = "lower"
     family: Family | Literal[""] = ""
@@ -90,9 +101,20 @@ class Figure:
     def improved(self) -> str:
         return VERDICTS[self.family or "slower"][1]
 
+    def of(self, judged: Row) -> object:
+        """The figure of a judged repeat, or of the columns of a cell; None: it has none."""
+        if self.read:
+            return self.read(cast(Repeat, judged))
+        first, *others = [at(judged, path) for path in (self.path or self.name).split(" / ")]
+        if not others:
+            return first
+        over = others[0]
+        known = isinstance(first, (int, float)) and isinstance(over, (int, float)) and over > 0
+        return first / over if known else None  # type: ignore[operator]
+
     def number(self, row: Row) -> float | None:
-        """The figure of a row of a repeat or a cell, as tables show it."""
-        found = self.read(cast(AnyRow, row)) if self.read else at(row, self.path or self.name)
+        """The figure of a row, as tables show it."""
+        found = row.get(self.name)
         return found if isinstance(found, (int, float)) else None
 
     def value(self, row: AnyRow) -> float | None:
@@ -100,10 +122,7 @@ class Figure:
         positive."""
         if self.whole and row.get("workload") == "grow":
             return None
-        if self.compared:
-            found = self.compared(row)
-        else:
-            found = None if is_search(row) or is_score(row) else self.number(row)
+        found = self.compared(row) if self.compared else self.number(row)
         return float(found) if found is not None and found > 0 else None
 
     def error(self, row: AnyRow) -> float | None:
@@ -137,10 +156,10 @@ def _slope(row: AnyRow) -> float | None:
     return row["W_tokens_per_ms"] if row["W_identifiable"] else None
 
 
-def _peak_bytes(row: AnyRow) -> float | None:
+def _peak_bytes(row: Repeat) -> float | None:
     """Peak memory: the resident set on a CPU; on a GPU the allocator's peak, else the device's. None for
     workloads of timed rows, whose memory includes copies of the context."""
-    if is_search(row) or is_score(row) or row["workload"] in TABLE_OF:
+    if row["workload"] in TABLE_OF:
         return None
     if row["device"] == "cpu":
         return row["peak_rss_bytes"]
@@ -159,38 +178,36 @@ def _perplexity(row: AnyRow) -> float | None:
     return row["perplexity"] if is_score(row) else None
 
 
-def _pass_ms(row: AnyRow, n: int) -> float | None:
+def _pass_ms(row: Repeat, n: int) -> float | None:
     """Time of a pass over n tokens at an empty cache: measured, or on the line between its neighbours."""
-    if is_search(row) or is_score(row):
-        return None
     passes = [each for each in row["passes"] if each["depth"] == 0]
     if not passes or not passes[0]["n"] <= n <= passes[-1]["n"]:
         return None
     return float(np.interp(n, [each["n"] for each in passes], [each["ms"] for each in passes]))
 
 
-def _pp512(row: AnyRow) -> float | None:
+def _pp512(row: Repeat) -> float | None:
     ms = _pass_ms(row, 512)
     return 512e3 / ms if ms else None
 
 
-def _at_16k(row: AnyRow) -> float | None:
-    if is_search(row) or is_score(row) or not row["depths"]:
-        return None
-    return next((at["tokens_per_s"] for at in row["depths"]["at"] if at["depth"] == 16_384), None)
+def _at_16k(row: Repeat) -> float | None:
+    depths = row["depths"] or {"at": [], "curved": False}
+    return next((at["tokens_per_s"] for at in depths["at"] if at["depth"] == 16_384), None)
 
 
-def _task_s(row: AnyRow, kept: bool) -> float | None:
-    if is_search(row) or is_score(row):
-        return None
+def _B_as_w16(row: Repeat) -> float | None:
+    B_ms, bpw = row["B_ms"], row["bpw"]
+    return B_ms * 16 / bpw if B_ms is not None and bpw else None
+
+
+def _task_s(row: Repeat, kept: bool) -> float | None:
     return next((task["task_s"] for task in row["tasks"] if task["prefix_kept"] is kept), None)
 
 
-def _guessed(row: AnyRow, read: Callable[[SpeculationRow], float | None]) -> float | None:
+def _guessed(row: Repeat, read: Callable[[SpeculationRow], float | None]) -> float | None:
     """A figure of the tokens that were guessed ahead; None where none may be."""
-    if is_search(row) or is_score(row) or not row["speculation"]:
-        return None
-    return read(row["speculation"])
+    return read(row["speculation"]) if row["speculation"] else None
 
 
 # fmt: off
@@ -202,7 +219,7 @@ FIGURES: tuple[Figure, ...] = (
            whole=True, inverse=("ms_per_token", "ms/token")),
     Figure("pp512", "pp512 tok/s", "prefill of 512 tokens at an empty cache, in tokens per second",
            form="{:,.0f}", unit="tok/s", shown=("terminal", "card"), read=_pp512, better="higher",
-           csv="repeats", family="slower", inverse=("pp512_ms_per_token", "ms/token")),
+           csv="repeats", family="slower", inverse=("pp512_ms_per_token", "ms/token"), pool="again"),
     Figure("ttft_ms", "TTFT ms",
            "time to first token: prefill of the prompt; too fast: the weights cannot be read in that time",
            form="{:,.1f}", unit="ms", table="Speed",
@@ -215,14 +232,15 @@ FIGURES: tuple[Figure, ...] = (
            csv="both"),
     Figure("memory_bytes", "peak MB", "peak memory: resident set on a CPU, else VRAM",
            form="{:,.0f}", scale=MB, unit="bytes", table="Speed", shown=("first", "machines", "card"),
-           read=_peak_bytes, family="memory", whole=True),
+           read=_peak_bytes, family="memory", whole=True, pool="again"),
     Figure("watts", "watts", "mean power of the whole device during decode; see J/token",
-           form="{:,.1f}", table="Shape and cost", shown=("terminal",), pool="median", csv="both"),
+           form="{:,.1f}", table="Shape and cost", shown=("terminal",), pool="median", csv="both",
+           path="energy.joules / energy.window_s"),
     Figure("joules_per_token", "J/token",
            "energy of the whole device during decode, idle power included; see docs/reference/sensors.md",
            form="{:,.3g}", unit="J", table="Shape and cost",
            shown=("terminal", "machines", "point", "bundle"),
-           pool="median", csv="both", family="energy"),
+           pool="median", csv="both", family="energy", path="energy.joules / energy.tokens"),
     Figure("energy_price_per_mtok", "price/Mtok",
            "energy of a million decoded tokens at the price of --price, in its currency",
            form="{:,.3g}", table="Shape and cost", shown=("terminal",), csv="cells"),
@@ -230,7 +248,7 @@ FIGURES: tuple[Figure, ...] = (
            numeric=False, csv="both"),
     Figure("perplexity", "perplexity", "as measured or reported; lower is better",
            form="{:,.2f}", table="Speed", shown=("terminal", "first", "machines", "point", "card"),
-           csv="both", compared=_perplexity, family="quality"),
+           csv="both", compared=_perplexity, family="quality", path="record.reported.perplexity"),
     Figure("kld_mean", "KLD", "mean KL divergence from the 16-bit weights, nats per token",
            form="{:,.5f}", table="Speed", shown=("terminal", "first", "machines", "point"),
            ends="kld_mean_ci95", csv="both"),
@@ -258,40 +276,47 @@ FIGURES: tuple[Figure, ...] = (
            form="{:,.0f}", scale=MB, table="Memory", shown=("terminal", "first"), pool="median", csv="both"),
     Figure("tokens", "tokens", "tokens decoded per repeat",
            form="{:,.0f}", table="Shape and cost", shown=("terminal", "first", "machines", "bundle"),
-           csv="both"),
+           csv="both", path="record.tokens"),
     Figure("joules_per_token_above_idle", "J/token above idle",
            "without the power of the idle device, measured before the first repeat",
-           form="{:,.3g}", table="Shape and cost", shown=("terminal",), pool="median", csv="both"),
+           form="{:,.3g}", table="Shape and cost", shown=("terminal",), pool="median", csv="both",
+           path="energy.joules_above_idle / energy.tokens"),
     Figure("start_tokens_per_s", "tok/s start", "over the first 128 tokens, of 256 or more",
            form="{:,.1f}", table="Speed", shown=("terminal",), pool="median", csv="both", better="higher"),
     Figure("end_tokens_per_s", "tok/s end", "over the last 128 tokens",
            form="{:,.1f}", table="Speed", shown=("terminal",), pool="median", csv="both", better="higher"),
     Figure("tokens_per_pass", "tok/pass",
            "tokens that a pass of the model gave, where some are guessed ahead",
-           shown=("terminal",), read=lambda row: _guessed(row, acceptance_length), better="higher"),
+           shown=("terminal",), read=lambda row: _guessed(row, acceptance_length), better="higher",
+           pool="again"),
     Figure("accepted_share", "accepted", "guessed tokens that the model accepted",
            form="{:.0%}", shown=("terminal",), read=lambda row: _guessed(row, acceptance_rate),
-           better="higher"),
+           better="higher", pool="again"),
     Figure("nominal_bits", "Nominal", "bits in the name of the type",
            form="{:,.0f}", table="Speed", pool="median"),
     Figure("W_ratio", "W MBU, spec", "W over the W at the bandwidth of the data sheet",
-           form="{:.0%}", table="Speed", pool="median", csv="both"),
+           form="{:.0%}", table="Speed", pool="median", csv="both",
+           path="known_W / limits.sheet.W_tokens_per_ms"),
     Figure("W_measured_ratio", "W MBU, measured",
            "W over the W at the highest bandwidth measured on this machine",
-           form="{:.0%}", table="Speed", pool="median", csv="both"),
+           form="{:.0%}", table="Speed", pool="median", csv="both",
+           path="known_W / limits.measured.W_tokens_per_ms"),
     Figure("W_declared_ratio", "W MBU, spec, copied",
            "W MBU, spec, for a cache that each step copies: reads it twice and writes it once",
-           form="{:.0%}", table="Speed", pool="median", csv="cells"),
+           form="{:.0%}", table="Speed", pool="median", csv="cells",
+           path="known_W / limits.sheet.W_declared_tokens_per_ms"),
     Figure("W_declared_measured_ratio", "W MBU, measured, copied",
            "the same at the bandwidth measured on this machine",
-           form="{:.0%}", table="Speed", pool="median", csv="cells"),
+           form="{:.0%}", table="Speed", pool="median", csv="cells",
+           path="known_W / limits.measured.W_declared_tokens_per_ms"),
     Figure("B_as_w16_ms", "B as 16-bit", "B x 16 / BPW: the B of 16-bit weights at the same bandwidth, ms",
-           table="Speed", pool="median", csv="cells"),
+           read=_B_as_w16, table="Speed", pool="median", csv="cells"),
     Figure("B_ratio", "B MBU, spec", "model bandwidth utilisation at B, of the bandwidth of the data sheet",
-           form="{:.0%}", table="Speed", shown=("first",), pool="median", csv="both"),
+           form="{:.0%}", table="Speed", shown=("first",), pool="median", csv="both",
+           path="limits.sheet.B_ms / B_ms"),
     Figure("B_measured_ratio", "B MBU, measured",
            "the same, of the highest bandwidth measured on this machine",
-           form="{:.0%}", table="Speed", pool="median", csv="both"),
+           form="{:.0%}", table="Speed", pool="median", csv="both", path="limits.measured.B_ms / B_ms"),
     Figure("slow_from_n", "50 ms from n", "position n from which TPOT exceeds 50 ms (20 tok/s)",
            form="{:,.0f}", table="Speed", pool="median", csv="both"),
     Figure("W_identifiable", "",
@@ -302,11 +327,32 @@ FIGURES: tuple[Figure, ...] = (
     Figure("median_ms", "", "median TPOT, ms",
            pool="median", csv="repeats"),
     Figure("B_theory_ms", "", "the least B that the data sheet's bandwidth allows",
-           csv="both"),
+           csv="both", path="limits.sheet.B_ms"),
     Figure("W_theory_tokens_per_ms", "", "the W at the data sheet's bandwidth",
-           csv="both"),
+           csv="both", path="limits.sheet.W_tokens_per_ms"),
+    Figure("B_measured_theory_ms", "", "the least B that the measured bandwidth allows",
+           path="limits.measured.B_ms"),
+    Figure("W_measured_theory_tokens_per_ms", "", "the W at the measured bandwidth",
+           path="limits.measured.W_tokens_per_ms"),
+    Figure("W_declared_theory_tokens_per_ms", "",
+           "the W at the data sheet's bandwidth, with the cache read as the stack declares",
+           path="limits.sheet.W_declared_tokens_per_ms"),
+    Figure("W_declared_measured_theory_tokens_per_ms", "", "the same at the measured bandwidth",
+           path="limits.measured.W_declared_tokens_per_ms"),
+    Figure("prefill_ms", "", "prefill as published, ms", path="record.reported.prefill_ms"),
+    Figure("vram_bytes", "", "VRAM after the model is loaded, as published",
+           path="record.reported.vram_bytes"),
+    Figure("perplexity_stderr", "", "standard error of the perplexity, as published",
+           path="record.reported.perplexity_stderr"),
+    Figure("memory_budget_bytes", "", "memory that the run was allowed", path="record.memory_budget.bytes"),
+    Figure("budget_means", "", "what kept the run within that memory", numeric=False,
+           path="record.memory_budget.means"),
+    Figure("served_by", "", "API of the server that was measured; none: the stack ran in process",
+           numeric=False, path="record.loaded.served.api"),
+    Figure("model_buffer_bytes", "", "weights as the stack allocates them", path="buffers.model"),
     Figure("file_bytes", "file MB", "size of the file",
-           form="{:,.0f}", scale=MB, table="Memory", shown=("first", "card"), csv="cells"),
+           form="{:,.0f}", scale=MB, table="Memory", shown=("first", "card"), csv="cells",
+           path="record.reported.file_bytes"),
     Figure("model_bytes", "tensors MB",
            "all tensors: as loaded where the stack reports that, else as stored",
            form="{:,.0f}", scale=MB, table="Memory", csv="both"),
@@ -320,17 +366,18 @@ FIGURES: tuple[Figure, ...] = (
            numeric=False, table="Memory", csv="both"),
     Figure("peak_allocator_bytes", "peak allocator MB",
            "peak memory that the allocator of the stack handed out",
-           form="{:,.0f}", scale=MB, table="Memory", pool="max", csv="both"),
+           form="{:,.0f}", scale=MB, table="Memory", pool="max", csv="both",
+           path="record.done.counters.allocator.peak_allocated_bytes"),
     Figure("kv_read", "cache read",
            "how a decode step reads the KV cache. padded256: once, in steps of 256 tokens; copied: copies "
            "it at each step; full: all of a static cache",
-           numeric=False, table="Memory", csv="both"),
+           numeric=False, table="Memory", csv="both", path="record.loaded.kv_read"),
     Figure("kv_buffer_bytes", "KV buffer MB", "KV cache as the stack allocates it",
-           form="{:,.0f}", scale=MB, table="Memory", csv="cells"),
+           form="{:,.0f}", scale=MB, table="Memory", csv="cells", path="buffers.kv"),
     Figure("compute_buffer_bytes", "compute buffer MB", "compute buffers of the stack",
-           form="{:,.0f}", scale=MB, table="Memory", csv="cells"),
+           form="{:,.0f}", scale=MB, table="Memory", csv="cells", path="buffers.compute"),
     Figure("n_ctx", "n_ctx", "context length allocated, as the stack rounds it; - for a cache that grows",
-           form="{:,.0f}", table="Memory", csv="both"),
+           form="{:,.0f}", table="Memory", csv="both", path="record.loaded.options.n_ctx"),
     Figure("max_ctx", "longest context",
            "tokens of context reached, or that fit; +: stopped at a target; not held: more than fits in "
            "memory",
@@ -354,6 +401,7 @@ FIGURES: tuple[Figure, ...] = (
     Figure("fixed_ms", "fixed ms",
            "fixed cost per token: the part that does not shrink with the bytes read",
            table="Shape and cost", shown=("first",), csv="cells"),
+    Figure("bytes_ms", "", "time per token to read the bytes: the rest of B"),
     Figure("dominated_by", "dominated by", "the larger part of B: fixed cost, or reading bytes",
            numeric=False, table="Shape and cost", shown=("first",), csv="cells"),
     Figure("drift", "drift",
@@ -368,10 +416,17 @@ FIGURES: tuple[Figure, ...] = (
            csv="both"),
     Figure("bandwidth_bytes_per_s", "", "the highest read bandwidth measured in the run",
            csv="both"),
+    Figure("energy_window_s", "", "time over which the energy was read, seconds", path="energy.window_s"),
+    Figure("energy_source", "", "what counted the energy, and of what", numeric=False, path="energy.source"),
+    Figure("energy_reason", "", "why there is no energy", numeric=False, path="energy.reason"),
     Figure("idle_watts", "", "power of the idle device before the first repeat",
-           pool="median", csv="both"),
+           pool="median", csv="both", path="energy.idle_watts"),
     Figure("cpu_s_per_token", "CPU s/token", "CPU time of the worker per decoded token, over all its threads",
-           form="{:,.3g}", source="done.cpu_s / tokens", table="Shape and cost", pool="median", csv="both"),
+           form="{:,.3g}",
+           path="record.done.cpu_s / record.tokens", table="Shape and cost", pool="median", csv="both"),
+    Figure("wall_s", "repeat s", "time of a whole repeat: import, load, warm-up and the timed part",
+           form="{:,.1f}", unit="s", path="record.timing.wall_s", table="Shape and cost", pool="median",
+           csv="both"),
     Figure("hottest_c", "hottest °C", "highest temperature of the device during the timed part",
            form="{:,.0f}", table="Shape and cost", pool="median"),
     Figure("median_clock_mhz", "clock MHz", "median clock of the device during the timed part",
@@ -382,39 +437,50 @@ FIGURES: tuple[Figure, ...] = (
            numeric=False, table="Shape and cost", shown=("card",), csv="both"),
     Figure("ttft_8k_ms", "TTFT 8k ms", "time of a prefill pass over 8,192 tokens",
            form="{:,.1f}", unit="ms", read=lambda row: _pass_ms(row, 8192), better="lower", csv="repeats",
-           family="slower"),
+           family="slower", pool="again"),
     Figure("tokens_per_s_16k", "tok/s at 16k", "decode with 16,384 tokens in the cache",
            form="{:,.1f}", unit="tok/s", read=_at_16k, better="higher", csv="repeats", family="slower",
-           inverse=("ms_per_token_16k", "ms/token")),
+           inverse=("ms_per_token_16k", "ms/token"), pool="again"),
     Figure("task_s", "task s", "a conversation whose prompts are evaluated whole",
            form="{:,.2f}", unit="s", read=lambda row: _task_s(row, kept=False), better="lower",
-           csv="repeats", family="slower"),
+           csv="repeats", family="slower", pool="again"),
     Figure("task_kept_s", "task s, prefix kept", "a conversation that keeps the prefix in the cache",
            form="{:,.2f}", unit="s", read=lambda row: _task_s(row, kept=True), better="lower",
-           csv="repeats", family="slower"),
+           csv="repeats", family="slower", pool="again"),
     Figure("users_tokens_per_s", "tok/s of all users", "with the most users at once",
            form="{:,.1f}", unit="tok/s", path="users.-1.tokens_per_s", better="higher", csv="repeats",
-           family="slower"),
+           family="slower", pool="again"),
     Figure("users_output_tokens_per_s", "output tok/s of all users", "with the most users at once",
            form="{:,.1f}", unit="tok/s", path="users.-1.output_tokens_per_s", better="higher",
-           csv="repeats", family="slower"),
+           csv="repeats", family="slower", pool="again"),
     Figure("user_tokens_per_s", "tok/s of each user", "with the most users at once",
            form="{:,.2f}", unit="tok/s", path="users.-1.user_tokens_per_s", better="higher", csv="repeats",
-           family="slower"),
+           family="slower", pool="again"),
     Figure("user_ttft_ms", "TTFT ms of users", "with the most users at once",
            form="{:,.1f}", unit="ms", path="users.-1.ttft_ms.median", better="lower", csv="repeats",
-           family="slower"),
+           family="slower", pool="again"),
     Figure("user_ttft_p99_ms", "TTFT ms of users, p99", "with the most users at once",
            form="{:,.1f}", unit="ms", path="users.-1.ttft_ms.p99", better="lower", csv="repeats",
-           family="slower"),
+           family="slower", pool="again"),
     Figure("user_tpot_ms", "TPOT ms of users", "with the most users at once",
            form="{:,.2f}", unit="ms", path="users.-1.tpot_ms.median", better="lower", csv="repeats",
-           family="slower"),
+           family="slower", pool="again"),
     Figure("user_tpot_p99_ms", "TPOT ms of users, p99", "with the most users at once",
            form="{:,.2f}", unit="ms", path="users.-1.tpot_ms.p99", better="lower", csv="repeats",
-           family="slower"),
+           family="slower", pool="again"),
 )
 # fmt: on
+
+
+def type_at(path: str) -> Any:
+    """The type that columns.JudgedRepeat declares at the path of a figure. Raises KeyError: there is none."""
+    kind: Any = JudgedRepeat
+    for step in path.split("."):
+        while get_origin(kind) in (Union, UnionType, NotRequired, Required, Annotated):
+            kind = next(of for of in get_args(kind) if of is not NoneType)
+        within = get_args(kind)  # of a list or a mapping
+        kind = within[-1] if within else get_type_hints(kind)[step]
+    return kind
 
 
 def at(values: object, path: str) -> object:
@@ -429,32 +495,50 @@ def at(values: object, path: str) -> object:
     return values
 
 
-def of_record(record: Row) -> dict[str, float | None]:
-    """The figures that are in a record."""
-    found: dict[str, float | None] = {}
-    for figure in SOURCED:
-        parts = [at(record, path) for path in figure.source.split(" / ")]
-        numbers = [part for part in parts if isinstance(part, (int, float))]
-        known = len(numbers) == len(parts) and all(numbers[1:])
-        found[figure.name] = numbers[0] / (numbers[1] if len(parts) > 1 else 1) if known else None
-    return found
+def row_of(judged: JudgedRepeat) -> Repeat:
+    """The row of a repeat: its columns, and every figure."""
+    ends = dict.fromkeys(figure.ends for figure in FIGURES if figure.ends)
+    columns = {name: value for name, value in judged.items() if name not in SECTIONS}
+    placed = {figure.name: figure.of(judged) for figure in FIGURES if figure.pool != "again"}
+    row = {**ends, **columns, **placed}
+    return cast(Repeat, row | again(row))
 
 
-def medians(rows: Sequence[Row]) -> dict[str, float | None]:
+def pooled(rows: Sequence[Row]) -> dict[str, float | None]:
     """The medians and maxima over a cell's repeats."""
     found: dict[str, float | None] = {}
     for figure in FIGURES:
-        values = [value for row in rows if (value := figure.number(row)) is not None]
-        if figure.pool == "median":
-            found[figure.name] = statistics.median(values) if values else None
-        elif figure.pool == "max":
-            found[figure.name] = max(filter(None, values), default=None)
+        if figure.pool in ("median", "max"):
+            values = [value for row in rows if (value := figure.number(row)) is not None]
+            largest = max(filter(None, values), default=None)
+            median = statistics.median(values) if values else None
+            found[figure.name] = largest if figure.pool == "max" else median
     return found
+
+
+def again(row: Row) -> dict[str, object]:
+    """The figures that are read from the columns of a row, which were changed."""
+    return {figure.name: figure.of(row) for figure in FIGURES if figure.pool == "again"}
+
+
+def of_section(name: str, section: object) -> dict[str, object]:
+    """The figures that one section of a judged repeat gives."""
+    return {
+        figure.name: figure.of({name: section}) for figure in FIGURES if figure.path.startswith(f"{name}.")
+    }
+
+
+def empty_cell() -> Cell:
+    """A cell of which nothing is known: every figure is null, every count 0, every list empty."""
+    types: Mapping[str, Any] = get_type_hints(Cell)
+    lists = {name: list[object]() for name, of in types.items() if get_origin(of) is list}
+    counts = ("repeats", "repeats_ok", "disturbed_attempts")
+    empty = {**dict.fromkeys([*Cell.__required_keys__, *BY_NAME]), **dict.fromkeys(counts, 0)}
+    return cast(Cell, {**empty, **lists, "spikes": no_spikes(), "max_ctx_is_target": False})
 
 
 BY_NAME = {figure.name: figure for figure in FIGURES}
 COMPARED = tuple(figure for figure in FIGURES if figure.family)
-SOURCED = tuple(figure for figure in FIGURES if figure.source)
 
 
 def shown_in(place: Shown) -> list[Figure]:
@@ -486,7 +570,7 @@ def csv_values(of: Csv, row: Row) -> list[object]:
     """The line of a row, whose lists are texts."""
     values = [row[name] for name in FIRST_COLUMNS[of]]
     for figure in _in_csv(of):
-        values.append(figure.number(row) if figure.read or figure.path else row.get(figure.name))
+        values.append(row[figure.name])
         if figure.ends:
             values += cast("list[float | None] | None", row[figure.ends]) or [None, None]
     return [None if isinstance(value, float) and not math.isfinite(value) else value for value in values]

@@ -10,7 +10,7 @@ from typing import cast
 
 import numpy as np
 
-from harness.analysis.columns import Flagged
+from harness.analysis.columns import Flagged, LimitFigures
 from harness.analysis.line_fit import Floats
 from harness.analysis.repeat_figures import LATE_SECOND, SWEEP, Analysis, Drift, jump, plateau
 from harness.analysis.warnings import Flag, Warnings
@@ -55,6 +55,14 @@ class Limit:
     @property
     def W_declared_tokens_per_ms(self) -> float | None:
         return 1 / self.declared_slope_ms if self.declared_slope_ms else None
+
+    def figures(self, kv_read: str | None) -> LimitFigures:
+        """As rows have them. `kv_read`: as the stack declares it."""
+        return {
+            "B_ms": self.B_ms,
+            "W_tokens_per_ms": self.W_tokens_per_ms,
+            "W_declared_tokens_per_ms": self.W_declared_tokens_per_ms if kv_read else None,
+        }
 
     def shares(
         self, B_ms: float | None, W: float | None, identifiable: bool

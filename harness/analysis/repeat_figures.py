@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean, median
-from typing import Literal
+from typing import Literal, cast
 
 import numpy as np
 import scipy
@@ -93,27 +93,14 @@ class Analysis:
 
 def empty_figures(n_tokens: int | None, first_token_ms: float | None = None) -> Figures:
     """The figures of a series without a line."""
-    return {
+    known: dict[str, object] = {
         "n_tokens": n_tokens,
-        "last_n": None,
         "first_token_ms": first_token_ms,
-        **line_figures(None, None, identifiable=False),
-        "robust_B_ms": None,
-        "robust_W_tokens_per_ms": None,
-        "plain_B_ms": None,
-        "plain_W_tokens_per_ms": None,
-        "shape": None,
+        "W_identifiable": False,
         "segments": [],
-        "mode_changes_at": None,
         "spikes": no_spikes(),
-        "median_ms": None,
-        "median_n": None,
-        "tokens_per_s": None,
-        "tokens_per_s_ci95": None,
-        "start_tokens_per_s": None,
-        "end_tokens_per_s": None,
-        "slow_from_n": None,
     }
+    return cast(Figures, {**dict.fromkeys(Figures.__annotations__), **known})
 
 
 def averages(found: Figures, ms: Floats) -> Figures:

@@ -6,11 +6,11 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING, Literal, NamedTuple, TypeVar, cast
+from typing import TYPE_CHECKING, Literal, NamedTuple, TypeVar
 
 import numpy as np
 
-from harness.analysis.columns import EnergyFigures, SensorFigures
+from harness.analysis.columns import EnergySpent, SensorFigures
 from harness.base.text import plural
 from harness.records.kinds import Record
 from harness.records.measured import Domain, EndFacts, Energy, IdlePower
@@ -189,41 +189,48 @@ def _spent(
     return {"name": name, "joules": joules, "failed_reads": failed, "set_back": set_back}
 
 
-def no_energy() -> EnergyFigures:
-    """All None."""
-    return cast(EnergyFigures, dict.fromkeys(EnergyFigures.__annotations__))
+def no_energy(reason: str | None, source: str | None = None, window_s: float | None = None) -> EnergySpent:
+    """Nothing but why. None as the reason: no counter was looked for."""
+    return {
+        "joules": None,
+        "joules_above_idle": None,
+        "window_s": window_s,
+        "tokens": None,
+        "idle_watts": None,
+        "source": source,
+        "reason": reason,
+    }
 
 
-def energy_row(record: Record) -> EnergyFigures:
-    """`watts` and `joules_per_token` of decode for the whole device, other processes included,
-    `energy_window_s` and `energy_source`; or None, with the reason in `energy_reason`. All None where no
-    counter was looked for."""
-    found = no_energy()
+def energy(record: Record) -> EnergySpent:
+    """Energy of decode for the whole device, other processes included, and of how many tokens it is."""
     sensors = record.get("sensors")
     if not sensors:
-        return found
+        return no_energy(None)
     on_cpu = record.get("device") == "cpu"
-    energy = sensors["energy"]
-    counted = _of_device(energy["domains"], on_cpu) if energy else {}
+    spent = sensors["energy"]
+    counted = _of_device(spent["domains"], on_cpu) if spent else {}
     domains = [*counted.values()]
-    if not energy or not domains:
+    if not spent or not domains:
         what = "CPU energy" if on_cpu else "GPU energy"
-        why = sensors["missing"].get(what, "no energy counter was read while it was timed")
-        return found | {"energy_reason": why}
+        return no_energy(sensors["missing"].get(what, "no energy counter was read while it was timed"))
     dram = " and DRAM" if any(each["name"] == "dram" for each in domains) else ""
     apu = ", of an APU its CPU too" if any(each["name"] == "amdgpu" for each in domains) else ""
     meter = _meter(counted)
     what = f"CPU packages{dram}" if on_cpu else f"the whole GPU{apu}"
-    found["energy_window_s"] = energy["window_s"]
-    found["energy_source"] = f"{meter.name}: {what}, other processes included"
-    if reason := _no_figure(energy, domains, sensors["interval_ms"] / 1e3, meter.window_s):
-        return found | {"energy_reason": reason}
-    joules = sum(each["joules"] or 0.0 for each in domains)
-    found["watts"], found["joules_per_token"] = joules / energy["window_s"], joules / energy["tokens"]
-    if idle := record.get("idle_power"):
-        above = joules - idle["watts"] * energy["window_s"]
-        found |= {"idle_watts": idle["watts"], "joules_per_token_above_idle": above / energy["tokens"]}
-    return found
+    source, window_s = f"{meter.name}: {what}, other processes included", spent["window_s"]
+    if reason := _no_figure(spent, domains, sensors["interval_ms"] / 1e3, meter.window_s):
+        return no_energy(reason, source, window_s)
+    joules, idle = sum(each["joules"] or 0.0 for each in domains), record.get("idle_power")
+    return {
+        "joules": joules,
+        "joules_above_idle": joules - idle["watts"] * window_s if idle else None,
+        "window_s": window_s,
+        "tokens": spent["tokens"],
+        "idle_watts": idle["watts"] if idle else None,
+        "source": source,
+        "reason": None,
+    }
 
 
 def idle_span_s(domains: Mapping[str, EnergyCounter], on_cpu: bool) -> float | None:
@@ -243,14 +250,6 @@ def idle_power(columns: Columns, domains: Mapping[str, EnergyCounter], on_cpu: b
             return None
         joules += spent
     return {"watts": joules / window_s, "window_s": window_s}
-
-
-JOULES_PER_KWH = 3.6e6
-
-
-def price_per_mtok(joules_per_token: float | None, price_per_kwh: float) -> float | None:
-    """The price of the energy of a million decoded tokens, in the currency of the price."""
-    return None if joules_per_token is None else joules_per_token * 1e6 / JOULES_PER_KWH * price_per_kwh
 
 
 def _meter(counted: Iterable[str]) -> _Meter:

@@ -121,12 +121,10 @@ def _remarks(rows: Sequence[Cell]) -> Iterator[Note]:
     if checked := [row["weights_check"] for row in rows if row["weights_check"]]:
         counts = ", ".join(f"{word} {checked.count(word)}" for word in dict.fromkeys(checked))
         yield Note(f"logits against the 16-bit reference: {counts}")
-    measured = [row for row in rows if row["joules_per_token"] is not None]
-    if sources := dict.fromkeys(str(row["energy_source"]) for row in measured):
-        yield Note(f"J/token: {'; '.join(sources)}")
-    unknown = Counter(
-        why for row in rows if row["joules_per_token"] is None and (why := row["energy_reason"])
-    )
+    unknown = Counter(why for row in rows if (why := row["energy_reason"]))
+    sources = (str(row["energy_source"]) for row in rows if row["energy_source"] and not row["energy_reason"])
+    if measured := dict.fromkeys(sources):
+        yield Note(f"J/token: {'; '.join(measured)}")
     for why, count in unknown.most_common(1):
         which = "" if unknown.total() == len(rows) else f" of {plural(unknown.total(), 'cell')}"
         yield Note(f"no J/token{which}: {why}{', and other reasons' * (count < unknown.total())}")

@@ -9,17 +9,18 @@ from __future__ import annotations
 import csv
 import io
 import math
-import statistics
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 
 from harness.analysis import sensors
-from harness.analysis.columns import Cell, EnergyFigures, Repeat
+from harness.analysis.columns import Cell, EnergySpent, Repeat
+from harness.analysis.figures import BY_NAME, of_section, pooled
 from harness.base import bounds
 from harness.base.files import read_regular
 from harness.dataset import table
@@ -32,6 +33,7 @@ LATEST_S = 1e11  # of a Unix time in seconds; what is later is in milliseconds
 # work. Where an interval is a tenth of the decode, that is 10% of the difference to the idle machine.
 LONGEST_GAP = 0.1
 SOURCE = "wall meter: the whole machine with its power supply, other processes included"
+JOULES_PER_KWH, MILLION = 3.6e6, 1e6
 HALF_HOUR = timedelta(minutes=30)
 FURTHEST = 28  # half hours between UTC and a zone
 
@@ -43,11 +45,14 @@ def with_energy(study: Study, per_kwh: float | None, log: Path | None) -> Study:
         study = _metered(study, power_log(log))
     if per_kwh is not None:
         rows = [*study.cells, *study.repeats]
-        if all(row["joules_per_token"] is None for row in rows):
+        joules = list(map(BY_NAME["joules_per_token"].number, rows))
+        if not any(spent is not None for spent in joules):
             why = next((reason for row in rows if (reason := row["energy_reason"])), "no energy was measured")
             study = replace(study, warnings=[*study.warnings, f"no price: {why}"])
-        for row in (*study.cells, *study.repeats):
-            row["energy_price_per_mtok"] = sensors.price_per_mtok(row["joules_per_token"], per_kwh)
+        for row, spent in zip(rows, joules, strict=True):
+            row["energy_price_per_mtok"] = (
+                None if spent is None else spent * MILLION / JOULES_PER_KWH * per_kwh
+            )
     return study
 
 
@@ -133,24 +138,16 @@ def _metered(study: Study, log: PowerLog) -> Study:
         raise ResultsError(f"{log.path}: no record here says at what time its tokens came: measure anew")
     several = len({row["campaign"] for row in study.repeats if table.cell_identity(row) in decodes}) > 1
     _check_covered(log, [*decodes.values()], several)
-    figures = {
-        table.cell_identity(row): _figures(log, decodes.get(table.cell_identity(row)))
-        for row in study.repeats
-    }
-    repeats: list[Repeat] = [{**row, **figures[table.cell_identity(row)]} for row in study.repeats]
+    figures = [
+        of_section("energy", _spent(log, decodes.get(table.cell_identity(row)))) for row in study.repeats
+    ]
+    repeats = [cast(Repeat, row | own) for row, own in zip(study.repeats, figures, strict=True)]
     shown, cells = table.shown_repeats(repeats), list[Cell]()
     for cell in study.cells:
         of = shown[cell["content_key"]]
-        found: Cell = {**cell, **figures[table.cell_identity(of[-1])]}
-        found["watts"] = _median(row["watts"] for row in of)
-        found["joules_per_token"] = _median(row["joules_per_token"] for row in of)
-        cells.append(found)
+        whole = {**of[-1], **pooled(of)}
+        cells.append(cast(Cell, cell | {name: whole[name] for name in figures[0]}))
     return replace(study, repeats=repeats, cells=cells)
-
-
-def _median(values: Iterable[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return statistics.median(known) if known else None
 
 
 def _token_times(row: Repeat, each: Stored) -> Floats | None:
@@ -165,22 +162,20 @@ def _token_times(row: Repeat, each: Stored) -> Floats | None:
     return at_s
 
 
-def _figures(log: PowerLog, at_s: Floats | None) -> EnergyFigures:
-    found = sensors.no_energy() | {"energy_source": SOURCE}
+def _spent(log: PowerLog, at_s: Floats | None) -> EnergySpent:
+    """What the meter counted between the first and the last token, which came at these Unix times."""
     if at_s is None:
-        return found | {"energy_reason": "the record does not say at what time its tokens came"}
+        return sensors.no_energy("the record does not say at what time its tokens came", SOURCE)
     first, last = at_s[0], at_s[-1]
     inside = log.at_s[(log.at_s > first) & (log.at_s < last)]
     times = np.array([first, *inside, last])
     window_s = float(last - first)
     if (gap_s := float(np.diff(times).max())) > LONGEST_GAP * window_s:
-        return found | {
-            "energy_reason": f"the power log has no line for {gap_s:.3g} s of a decode of {window_s:.3g} s: "
-            "it needs one each tenth of it"
-        }
+        why = f"the power log has no line for {gap_s:.3g} s of a decode of {window_s:.3g} s"
+        return sensors.no_energy(f"{why}: it needs one each tenth of it", SOURCE)
     joules = float(np.trapezoid(np.interp(times, log.at_s, log.watts), times))
-    found |= {"watts": joules / window_s, "joules_per_token": joules / (len(at_s) - 1)}
-    return found | {"energy_window_s": window_s}
+    counted = sensors.no_energy(None, SOURCE, window_s)
+    return {**counted, "joules": joules, "tokens": len(at_s) - 1}
 
 
 def _check_covered(log: PowerLog, decodes: Sequence[Floats], several: bool) -> None:

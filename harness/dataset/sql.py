@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Literal, Union, get_args, get_origin, get
 from typing_extensions import NotRequired
 
 from harness.analysis.columns import Cell, Repeat
+from harness.analysis.figures import FIGURES, type_at
 from harness.base import bounds, system
 from harness.base.files import FAULTS, NotStarted
 from harness.base.text import SKIPPED, is_utf8, say, sized
@@ -231,10 +232,18 @@ def sql_type(of: Any) -> str:
 
 
 def columns_of(kind: type[Repeat | Cell]) -> dict[str, str]:
-    """The columns of a kind of row, with their types."""
-    hints = get_type_hints(kind, include_extras=True)
+    """The columns of a kind of row, with their types: those that code computes with, and all figures."""
     left_out = _PASSING if kind is Repeat else _PASSING[1:]
-    return {name: sql_type(of) for name, of in hints.items() if name not in left_out}
+    declared = {
+        name: sql_type(of)
+        for name, of in get_type_hints(kind, include_extras=True).items()
+        if name not in left_out
+    }
+    others = [figure for figure in FIGURES if figure.name not in declared]
+    return declared | {
+        figure.name: "DOUBLE" if figure.read or "/" in figure.path else sql_type(type_at(figure.path))
+        for figure in others
+    }
 
 
 def _arrow(columns: Mapping[str, str], rows: Sequence[Any]) -> pa.Table:

@@ -7,7 +7,7 @@ import statistics
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta, timezone
-from typing import Any, NamedTuple, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import numpy as np
 
@@ -22,22 +22,21 @@ from harness.analysis import (
     traffic,
     users,
 )
+from harness.analysis import figures as registry
 from harness.analysis import flags as analysis_flags
 from harness.analysis.columns import (
+    Buffers,
     Cell,
     Ends,
-    Figures,
     Flagged,
     Growth,
     Identity,
+    JudgedRepeat,
     Limits,
     Repeat,
     Search,
-    Sizes,
-    TimeSplit,
 )
 from harness.analysis.disturbances import CONTENTION_TOLERANCE, counting, timed_threads
-from harness.analysis.figures import medians, of_record
 from harness.analysis.flags import (
     Limit,
     digest,
@@ -59,7 +58,7 @@ from harness.base.nvml import UUIDS
 from harness.base.text import list_named, plural
 from harness.records import tables
 from harness.records.kinds import Probe, Record, done_of, loaded_of, memory_of, served_elsewhere
-from harness.records.measured import Counters, Reported
+from harness.records.measured import Counters
 from harness.records.parts import StackFacts
 from harness.records.tables import NO_TOKENS, TokenTimes
 
@@ -226,10 +225,10 @@ def _pooled(repeats: list[Repeat], disturbed_attempts: int, timed_rows: TimedRow
         "prefill": None,
         "drift_ci95": shown[-1]["drift_ci95"] if len(shown) == 1 else None,  # drift is a median over repeats
         "speculation": speculation.pooled([r["speculation"] for r in shown]),
-        **TimeSplit(fixed_ms=None, bytes_ms=None, dominated_by=None),
+        "bandwidth_share_range": _share_range(shown),
     }
-    pooled["bandwidth_share_range"] = _share_range(shown)
-    return cast(Cell, {**pooled, **medians(shown)})
+    cell = {**pooled, **registry.pooled(shown)}
+    return cast(Cell, cell | registry.again(cell))
 
 
 def _distinct(reasons: Iterable[str]) -> list[str]:
@@ -384,11 +383,14 @@ def repeat_row(
         if reported
         else growth.growth_row(record, device_memory_bytes(record), traffic.kv_bytes_per_token(record))
     )
-    memory_budget = record.get("memory_budget")
     peak_vram_bytes, vram_source = peak_vram(record)
     share, probes = traffic.bandwidth_share(record, ceiling), traffic.probed_bytes_per_s([record])
     rates = [*probes, ceiling] if ceiling else probes
-    row: Repeat = {
+    kv_read = loaded.get("kv_read")
+    sheet, measured = (
+        limits[by].figures(kv_read) if by in limits else None for by in ("data sheet", "measured")
+    )
+    columns = {
         **identity(record),
         "kind": record["kind"],
         "source": record.get("source"),
@@ -400,18 +402,13 @@ def repeat_row(
         "reasons": reasons,
         "flags": [flag.row() for flag in raised],
         "device_memory_bytes": device_memory_bytes(record),
-        "memory_budget_bytes": memory_budget and memory_budget["bytes"],
-        "budget_means": memory_budget and memory_budget["means"],
         "workload": record["workload"]["kind"],
         "prompt_tokens": record["workload"]["prompt_tokens"],
         "new_tokens": record["workload"]["new_tokens"],
-        "tokens": record["tokens"],
-        "n_ctx": (loaded.get("options") or {}).get("n_ctx"),
-        "kv_read": loaded.get("kv_read"),
-        "served_by": (loaded.get("served") or {"api": None})["api"],
         "outside_stack_ms": _outside_stack_ms(record),
         "ttft_ms": figures.pop("first_token_ms", None),
         **figures,
+        "known_W": figures["W_tokens_per_ms"] if figures["W_identifiable"] else None,
         "bpw": traffic.bpw(record),
         "nominal_bits": traffic.nominal_bits(loaded.get("quant")),
         "model_bytes": traffic.model_bytes(record),
@@ -425,60 +422,37 @@ def repeat_row(
         "peak_rss_bytes": peak_rss_bytes(record),
         "peak_vram_bytes": peak_vram_bytes,
         "peak_vram_source": vram_source,
-        **_sizes(loaded | done_of(record).get("facts_changed", StackFacts()), reported),
         "loaded_bytes": loaded_bytes(record),
-        "peak_allocator_bytes": _peak_allocator_bytes(record),
         **grown,
         "prefill_knees": traffic.prefill_knees(record),
-        **sensors.energy_row(record),
         **sensors.sensor_row(record),
         "series": series_path,
         "series_sha256": digest(times.latency_ns) if series_path and not in_pieces else None,
         "guess_group": speculation.group_of_ids(record, bool(guessed)),
-        **_against(figures, limits, loaded.get("kv_read"), traffic.bpw(record)),
-        "weights_check": None,
         "computes": computes(record),
-        "quality": None,
-        "kld_mean": None,
-        "kld_mean_ci95": None,
-        "top1": None,
         "drift": drift.share if drift else None,
         "drift_ci95": drift.ends if drift else None,
         "speculation": None if tables.name_of(record) else guessed,
         **depth.surface_row(record["workload"]["kind"], [table]),
         "users_limit": users.limit(record, ceiling),
         "server": server_speed.row(record, ceiling),
+        "record": record,
+        "energy": sensors.energy(record),
+        "limits": Limits(sheet=sheet, measured=measured),
+        "buffers": _buffers(record),
     }
-    return cast(Repeat, {**row, **of_record(record)})
+    return registry.row_of(cast(JudgedRepeat, columns))
 
 
-def _sizes(loaded: StackFacts, reported: Reported | None) -> Sizes:
-    """Buffer sizes after the run by part, as the stack reports them, and the published figures."""
-    memory = loaded.get("memory") or {}
+def _buffers(record: Record) -> Buffers:
+    if reported := record.get("reported"):
+        return {"model": reported["model_buffer_bytes"], "kv": reported["kv_buffer_bytes"], "compute": None}
+    facts = loaded_of(record) | done_of(record).get("facts_changed", StackFacts())
+    memory = facts.get("memory") or {}
     model, kv, compute = (
         sum(by.values()) if (by := memory.get(part)) else None for part in ("model", "kv", "compute")
     )
-    found = Sizes(
-        prefill_ms=None,
-        file_bytes=None,
-        vram_bytes=None,
-        model_buffer_bytes=model,
-        kv_buffer_bytes=kv,
-        perplexity=None,
-        perplexity_stderr=None,
-        compute_buffer_bytes=compute,
-    )
-    if reported:
-        found |= {
-            "prefill_ms": reported["prefill_ms"],
-            "file_bytes": reported["file_bytes"],
-            "vram_bytes": reported["vram_bytes"],
-            "model_buffer_bytes": reported["model_buffer_bytes"],
-            "kv_buffer_bytes": reported["kv_buffer_bytes"],
-            "perplexity": reported["perplexity"],
-            "perplexity_stderr": reported.get("perplexity_stderr"),
-        }
-    return found
+    return {"model": model, "kv": kv, "compute": compute}
 
 
 def _analysis(times: TokenTimes, control_ms: Floats | None, plain: bool) -> tuple[Analysis, str | None]:
@@ -511,49 +485,6 @@ def _expected(record: Record) -> int | None:
 def _higher(limits: Mapping[str, Limit]) -> Limit | None:
     """The higher ceiling: anything faster is a measurement error."""
     return min(limits.values(), key=lambda limit: limit.B_ms, default=None)
-
-
-class _Reached(NamedTuple):
-    """Limits of B and W, and the shares reached."""
-
-    B_ms: float | None = None
-    W_tokens_per_ms: float | None = None
-    B_ratio: float | None = None
-    W_ratio: float | None = None
-    W_declared_tokens_per_ms: float | None = None
-    W_declared_ratio: float | None = None
-
-
-def _against(figures: Figures, limits: Mapping[str, Limit], kv_read: str | None, bpw: float | None) -> Limits:
-    """Limits by the data sheet's bandwidth and by the measured one, and the shares reached: with the KV cache
-    read once, and (`declared`) as the stack reports reading it."""
-    B = figures["B_ms"]
-    sheet, measured = (_reached(figures, limits.get(name), kv_read) for name in ("data sheet", "measured"))
-    return {
-        "B_as_w16_ms": B * 16 / bpw if B is not None and bpw else None,
-        "B_theory_ms": sheet.B_ms,
-        "W_theory_tokens_per_ms": sheet.W_tokens_per_ms,
-        "B_ratio": sheet.B_ratio,
-        "W_ratio": sheet.W_ratio,
-        "W_declared_theory_tokens_per_ms": sheet.W_declared_tokens_per_ms,
-        "W_declared_ratio": sheet.W_declared_ratio,
-        "B_measured_theory_ms": measured.B_ms,
-        "W_measured_theory_tokens_per_ms": measured.W_tokens_per_ms,
-        "B_measured_ratio": measured.B_ratio,
-        "W_measured_ratio": measured.W_ratio,
-        "W_declared_measured_theory_tokens_per_ms": measured.W_declared_tokens_per_ms,
-        "W_declared_measured_ratio": measured.W_declared_ratio,
-    }
-
-
-def _reached(figures: Figures, limit: Limit | None, kv_read: str | None) -> _Reached:
-    if limit is None:
-        return _Reached()
-    W, identifiable = figures["W_tokens_per_ms"], figures["W_identifiable"]
-    allows = limit.W_declared_tokens_per_ms if kv_read else None
-    share = W / allows if W and allows and identifiable else None
-    shares = limit.shares(figures["B_ms"], W, identifiable)
-    return _Reached(limit.B_ms, limit.W_tokens_per_ms, *shares, allows, share)
 
 
 def _outside_stack_ms(record: Record) -> float | None:
@@ -597,12 +528,6 @@ def loaded_bytes(record: Record) -> int | None:
         known = allocator.get("allocated_bytes") or (used and max(0, used - (others or 0)))
     known = reported.get("vram_bytes") or known
     return int(known) if known else None
-
-
-def _peak_allocator_bytes(record: Record) -> int | None:
-    counters = done_of(record).get("counters") or {}
-    peak = (counters.get("allocator") or {}).get("peak_allocated_bytes")
-    return int(peak) if peak else None
 
 
 def flag_kernel_changes(rows: Sequence[Flagged]) -> None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from harness.analysis import traffic
 from harness.analysis.columns import Cell, DepthsRow
+from harness.analysis.figures import BY_NAME
 from harness.recommend import candidates
 from harness.recommend.candidates import OfModel, Rates
 from harness.recommend.priors import OLDER, OLDER_YEAR, STUDY_LOOP
@@ -244,7 +245,7 @@ def _of_cell(cell: Cell, stored: Stored, traits: Traits) -> Iterator[Example]:
     first = _first_token(stored) if traits.flops else {}
     at_ms, of_line = _decode(cell)
     if at_ms or first:
-        yield Example(traits, at_ms, of_line, first, "here", cell["joules_per_token"])
+        yield Example(traits, at_ms, of_line, first, "here", BY_NAME["joules_per_token"].number(cell))
     for at in (cell["depths"] or _NO_DEPTHS)["at"]:
         yield Example(traits, {at["depth"] + 1: at["ms"]}, (at["depth"] + 1,) * 2, {}, "here")
 

@@ -8,7 +8,8 @@ from typing import cast
 
 from typing_extensions import TypedDict
 
-from harness.analysis.columns import Cell, Ends, Flagged, empty_cell
+from harness.analysis.columns import Cell, Ends, Flagged
+from harness.analysis.figures import empty_cell
 from harness.analysis.repeat_figures import SWEEP
 from harness.analysis.warnings import Warnings
 from harness.base.text import plural

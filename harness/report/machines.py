@@ -11,7 +11,7 @@ from statistics import median
 from typing import Any, NamedTuple, TypeVar
 
 from harness.analysis.columns import Cell, Search, ShownCell
-from harness.analysis.figures import BY_NAME, shown_in
+from harness.analysis.figures import shown_in
 from harness.base.text import list_named
 from harness.dataset.study import Study, by_size, failure, labels, ok, timed
 from harness.dataset.table import synthetic
@@ -217,7 +217,11 @@ LINES: tuple[Column[Line], ...] = (  # a page begins with the first of them
     Column(
         "tokens", _of_fastest(lambda row: number(row["tokens"], "{:,.0f}")), "decoded by the fastest cell"
     ),
-    Column("J/token", _of_fastest(tables.text_of(BY_NAME["joules_per_token"])), "energy of the fastest cell"),
+    *(
+        Column(figure.label, _of_fastest(tables.text_of(figure)), "energy of the fastest cell")
+        for figure in shown_in("machines")
+        if figure.family == "energy"
+    ),
 )
 
 

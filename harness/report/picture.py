@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from harness.analysis.columns import Cell
-from harness.analysis.figures import BY_NAME, shown_in
+from harness.analysis.figures import shown_in
 from harness.base import text as base_text
 from harness.dataset.study import bounds
 from harness.report import summary
@@ -114,7 +114,7 @@ def pictures(group: Group, marks: Mapping[str, Mark]) -> list[Picture]:
     counters = {
         str(row["energy_source"]).split(":")[0]: None for _, row in group.named if row["energy_source"]
     }
-    spent = BY_NAME["joules_per_token"]
+    spent = next(figure for figure in shown_in("point") if figure.family == "energy")
     energy = Measure(
         f"{spent.label} ({', '.join(counters)})", lambda row: (spent.number(row), None, None), spent.form
     )

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import cast
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -72,7 +73,8 @@ def lines_text(chosen: Iterable[Sequence[Repeat]]) -> str:
 
 def _by_users(row: Row) -> list[Row]:
     """The row for each number of users; as it is without any."""
-    return [{**row, "users": [at]} for at in row["users"]] or [row]
+    whole = [{**row, "users": [at]} for at in row["users"]]
+    return [cast(Row, each | figures.again(each)) for each in whole] or [row]
 
 
 def _codes(row: Row) -> str:

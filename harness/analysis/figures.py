@@ -486,7 +486,7 @@ def csv_values(of: Csv, row: Row) -> list[object]:
     """The line of a row, whose lists are texts."""
     values = [row[name] for name in FIRST_COLUMNS[of]]
     for figure in _in_csv(of):
-        values.append(figure.number(row) if figure.read or figure.path else row[figure.name])
+        values.append(figure.number(row) if figure.read or figure.path else row.get(figure.name))
         if figure.ends:
             values += cast("list[float | None] | None", row[figure.ends]) or [None, None]
     return [None if isinstance(value, float) and not math.isfinite(value) else value for value in values]

@@ -10,9 +10,8 @@ from golden_record import record
 from harness.analysis.figures import empty_cell
 from harness.dataset.study import Study
 from harness.records import Stored
-from harness.report import closing, head, picture, plots, summary
+from harness.report import answers, head, picture, plots, summary
 from harness.report import page as report_page
-from harness.report.summary import Answer
 
 
 def row(name: str, **figures: Any) -> dict[str, Any]:
@@ -31,86 +30,9 @@ CELLS = [
 DISTURBED = {"status": "invalid", "reasons": ["waited"], "stayed_disturbed": ["cpu"] * 3}
 
 
-def group(*cells: dict[str, Any]) -> summary.Group:
-    (found,) = summary.groups(Study("t", list(cells)))
+def group(*cells: dict[str, Any]) -> answers.Group:
+    (found,) = answers.groups(Study("t", list(cells)))
     return found
-
-
-def test_each_goal_has_a_sentence_with_its_variant_and_what_that_costs():
-    fastest, quality, longest = summary.answers(group(*CELLS))
-    assert fastest == Answer("Fastest", ("a q4_0",), "90.0 tok/s, 4.0 GB peak RSS")
-    assert quality.leaders == ("a q8_0",)
-    assert quality.text == "perplexity 8.00, 50.0 tok/s, 8.0 GB peak RSS"
-    assert quality.note == "1 of 3 cells have no perplexity"
-    assert (longest.leaders, longest.text) == (("b slow",), "9,000 tokens, 40.0 tok/s")
-
-
-def test_what_did_not_fit_has_no_best_quality_however_low_its_perplexity():
-    assert "b gone" not in summary.answers(group(*CELLS))[1].leaders
-
-
-def test_variants_that_are_not_distinguishable_lead_together_with_their_range():
-    close = row("c v", tokens_per_s=89.0, tokens_per_s_ci95=[87.0, 91.0])
-    fastest, *_ = summary.answers(group(*CELLS, close))
-    assert fastest.leaders == ("a q4_0", "c v")
-    assert fastest.text == "89.0 to 90.0 tok/s, not distinguishable"
-
-
-def test_repeats_without_an_interval_lead_nothing_and_nothing_leads_over_them():
-    """Repeats of 40 and 60 tok/s have a mean of 50, and 48 may be faster."""
-    apart = row("a two", tokens_per_s=50.0, repeats=2)
-    exact = row("b v", tokens_per_s=48.0, tokens_per_s_ci95=[47.9, 48.1])
-    slow = row("b slow", tokens_per_s=20.0, repeats=2)
-    fastest, *_ = summary.answers(group(apart, exact, slow))
-    assert fastest.leaders == ("a two", "b v", "b slow")
-    assert fastest.text == "20.0 to 50.0 tok/s, not distinguishable"
-    assert fastest.note == "without an interval: a two, b slow"
-    both = "fastest over 256 tokens: not distinguishable (48.0 tok/s to 50.0 tok/s; 1 without an interval)"
-    assert both in summary.sentence(group(apart, exact))
-    (ended,) = closing.answers(Study("t", [apart, exact]))
-    assert "not distinguishable in speed: a two (50.0 tok/s, no interval), b v (48.0 tok/s)" in ended
-
-
-def test_divergences_that_order_no_scores_lead_together():
-    near, nearer, far = (
-        row(f"a v{kld}", kld_mean=kld, kld_mean_ci95=[0.99 * kld, 1.01 * kld]) for kld in (0.015, 1e-4, 0.03)
-    )
-    _, quality, _ = summary.answers(group(near, nearer, far))
-    assert quality.leaders == ("a v0.0001", "a v0.015")
-    assert quality.text == "KLD 0.00010 to 0.01500, not distinguishable"
-
-
-def test_one_run_has_the_stated_noise():
-    once = row("a once", tokens_per_s=50.0, repeats=1)
-    near, far = (row("b v", tokens_per_s=rate, repeats=1) for rate in (49.0, 45.0))
-    assert summary.answers(group(once, near))[0].leaders == ("a once", "b v")
-    assert summary.answers(group(once, far))[0].leaders == ("a once",)
-
-
-def test_speed_is_at_zero_context_where_more_cells_have_a_B():
-    cells = [row(f"a v{B}", kind="reported", B_ms=B, B_ci95_ms=[B, B]) for B in (5.0, 10.0)]
-    assert summary.answers(group(*cells))[0].text == "200.0 tok/s at zero context"
-
-
-def test_without_perplexity_the_best_quality_is_the_most_bits_and_the_page_says_so():
-    found = summary.answers(group(row("a q4", bpw=4.5, tokens_per_s=1.0), row("a q8", bpw=8.5)))[1]
-    assert (found.leaders, found.text) == (("a q8",), "8.50 bits per weight")
-    assert "no perplexity is known" in found.note
-
-
-def test_a_goal_without_figures_says_why_instead_of_naming_a_variant():
-    found = summary.answers(group(row("a v")))
-    assert [each.leaders for each in found] == [(), (), ()]
-    assert [each.text for each in found] == [
-        *("no speed is known", "no perplexity is known", "not measured: harness run MODEL|CONFIG --max-ctx")
-    ]
-
-
-def test_a_target_that_was_reached_is_a_note_beside_the_longest_that_ended():
-    target = row("c v", max_ctx=10_000, max_ctx_is_target=True)
-    found = summary.answers(group(*CELLS, target))[2]
-    assert found.leaders == ("b slow",)
-    assert found.note == "c v stopped at a target of 10,000+ tokens and may hold more"
 
 
 def test_published_figures_and_our_own_are_answered_apart():
@@ -190,13 +112,6 @@ def test_where_kl_divergence_is_known_it_stands_for_quality_with_a_cross_of_inte
     assert "a q3" in drawn["quality"].rows[2]
 
 
-def test_the_best_quality_is_the_least_divergence_though_perplexities_are_not_distinguishable():
-    found = summary.answers(group(*SCORED))[1]
-    assert (found.leaders, found.text) == (("a q8_0",), "KLD 0.00020, 50.0 tok/s, 8.0 GB peak RSS")
-    exact = SCORED[0] | {"kld_mean": 6e-8, "kld_mean_ci95": [5e-8, 7e-8]}
-    assert summary.answers(group(exact, *SCORED[1:]))[1].text.startswith("KLD under 0.00001, 50.0 tok/s")
-
-
 def test_without_perplexity_there_is_one_picture_and_with_one_point_none():
     assert pictured(CELLS[0] | {"perplexity": None}, CELLS[2]).keys() == {"speed"}
     assert pictured(CELLS[0]) == {}
@@ -234,7 +149,7 @@ def test_a_model_without_an_ok_cell_says_why_and_what_to_do_in_its_view_and_amon
 
 def test_cells_that_stayed_disturbed_have_the_disturbance_as_the_cause_and_its_next_step():
     cell = row("a q8_0", status="invalid", reasons=["1,234 page faults"], stayed_disturbed=["memory"] * 3)
-    assert head.none_ok(Study("t", [cell])) == (
+    assert summary.none_ok(Study("t", [cell])) == (
         "No cell is ok. 3 of 3 repeats stayed disturbed: memory was short and pages were read from disk;"
         " close programs that use memory, then run again with --retry-failed."
     )
@@ -246,11 +161,9 @@ def test_a_study_of_ok_prefills_alone_does_not_say_that_no_cell_is_ok():
 
 
 def ran(*changed: dict[str, Any]) -> Study:
-    records = [record(**of) for of in changed]
-    days = sorted(each["started_utc"][:10] for each in records)
-    return Study(
-        "t", CELLS, ran=[Stored(Path(), each) for each in records], days=days, n_records=len(records)
-    )
+    stored = [Stored(Path(), record(**each)) for each in changed]
+    days = sorted(each.record["started_utc"][:10] for each in stored)
+    return Study("t", CELLS, ran=stored, days=days, n_records=len(stored))
 
 
 def test_the_page_begins_with_machine_date_and_commit_and_ends_with_how_to_cite_it():

@@ -2,6 +2,7 @@
 the published study and made-up searches."""
 
 import csv
+import re
 from dataclasses import replace
 from typing import Any
 
@@ -13,7 +14,7 @@ from harness.analysis.columns import Search
 from harness.analysis.figures import empty_cell
 from harness.dataset import study
 from harness.dataset.study import Study
-from harness.report import longest, summary
+from harness.report import closing, longest, summary
 
 THEORY = STUDY_TABLES / "max_ctx_theory_4090.csv"
 GIB = 2**30
@@ -163,8 +164,8 @@ def test_what_is_more_than_the_memory_holds_is_said_to_be_not_held_and_is_not_th
     (note,) = longest.notes([(row["name"], row) for row in rows])
     assert note.startswith("longer than the memory holds")
     assert all(variant in note for variant in ("gemm-fused", "exllama-fused", "exllamav2-fused"))
-    told = dict(summary.per_model(published))
-    assert "longest context: llamacpp q2_k (20,479 tokens);" in told["qwen1.5-14b"]
+    (sentence,) = (each for each in closing.sentences(published) if each.startswith("qwen1.5-14b: "))
+    assert re.search(r"longest context: llamacpp q2_k \([^;)]*20,479 tokens", sentence)
 
 
 def test_a_search_stands_beside_what_was_published_of_its_variant_and_says_whose_memory_it_is(published):
@@ -243,7 +244,7 @@ def test_a_search_without_an_answer_tells_what_became_of_it_and_no_length():
     ]
     assert summary.counts(study) == "2 searches for the longest context: 1 oom, 1 ok."
     assert summary.failures(study) == [("oom: not even 256 tokens fit: killed", [failed["name"]])]
-    assert summary.per_model(study) == [("qwen1.5-0.5b", "q8: 4,096 tokens of context.")]
+    assert closing.sentences(study) == ["qwen1.5-0.5b q8: a context of 4,096 tokens."]
 
 
 def test_the_figure_has_a_dot_a_figure_and_opens_what_is_not_proved(published):

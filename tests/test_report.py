@@ -18,7 +18,7 @@ from jinja2 import UndefinedError
 from harness.analysis.figures import empty_cell
 from harness.dataset.study import Curve, MemoryCurve, Study, failure, labels
 from harness.records import ResultsError
-from harness.report import bars, curves, parts, picture, plots, summary, tables
+from harness.report import bars, closing, curves, parts, picture, plots, png, summary, tables
 from harness.report import page as report_page
 from harness.report.text_table import Table
 
@@ -99,15 +99,12 @@ def test_the_summary_names_the_fastest_smallest_longest_and_what_failed():
     ]
     study = Study("t", cells)
     assert summary.counts(study) == "3 cells: 2 ok, 1 invalid."
-    assert summary.per_model(study) == [
-        (
-            "m",
-            "fastest: s q4 (90.0 tok/s); least peak RSS: s q4 (1,000 MB, perplexity 9.00); longest context: s"
-            " q4 (200 tokens); lowest perplexity: s q8 (8.00).",
-        )
+    assert closing.sentences(study) == [
+        "m: fastest, smallest and longest context: s q4 (90.0 tok/s, 1.0 GB peak RSS, perplexity 9.00, 200"
+        " tokens); best quality that fits: s q8 (perplexity 8.00, 50.0 tok/s, 2.0 GB peak RSS)."
     ]
     assert summary.failures(study) == [("invalid: faster than memory allows", ["m s q9"])]
-    assert summary.per_model(Study("t", [cells[2]])) == [("m", "no cell is ok.")]
+    assert closing.sentences(Study("t", [cells[2]])) == ["m: no cell is ok."]
 
 
 def test_a_thinned_curve_is_made_of_measured_points_and_keeps_its_highest():
@@ -286,7 +283,7 @@ def test_figures_need_no_more_than_a_row_has():
 
 def test_markdown_has_the_pages_tables_and_no_name_breaks_them():
     text = report_page.markdown(Study("t", [row("m s a|b<i>", B_ms=12.5), row("m s q4", status="oom")]))
-    assert text.startswith("2 cells: 1 ok, 1 oom.\n\n- **m**: ")
+    assert text.startswith("2 cells: 1 ok, 1 oom.\n\n## Invalid and failed cells\n\n")
     assert "- oom (m s q4)" in text
     assert "| cell | status | B ms |" in text
     assert "| m s a\\|b&lt;i> | ok 3/3 | 12.50 |" in text
@@ -344,7 +341,7 @@ def test_figures_are_written_as_png_files(tmp_path: Path):
     if not any(map(shutil.which, ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable"))):
         pytest.skip("no chromium or chrome on PATH")
     study = Study("t", [row("../../m s q4", B_ms=12.0), row("../../m s q8", B_ms=14.0)])
-    (path,) = report_page.png(tmp_path, report_page.titled(study))
+    (path,) = png.write(tmp_path, report_page.titled(study))
     assert path == tmp_path / "m-B.png"
     assert path.read_bytes().startswith(b"\x89PNG")
 
@@ -360,7 +357,7 @@ def test_a_png_file_of_the_picture_names_every_point_and_every_sign():
         row("m s q2", B_ms=13.0, file_bytes=5e9, shape="flat"),
     ]
     (_, (figure,)), *_ = report_page.titled(Study("t", cells))
-    whole = report_page._whole(figure, "m")
+    whole = png.whole_figure(figure, "m")
     assert sorted(text for trace in whole["data"] for text in trace.get("text", ())) == ["q2", "q4", "q8"]
     assert {"beaten in both", "size by another measure", "95% confidence interval"} < {*legend_of(whole)}
 
@@ -369,27 +366,27 @@ def test_a_png_file_explains_bands_ticks_and_hatched_bars():
     cell = row(B_theory_ms=1.0, W_theory_tokens_per_ms=100.0)
     ms = np.full(4000, 10.0)
     ms[2000] = 90.0
-    whole = report_page._whole(latency((cell, ms)), "m")
+    whole = png.whole_figure(latency((cell, ms)), "m")
     assert legend_of(whole) == ["limits by the data sheet", "q4_0", "spikes, ticks at the upper edge"]
     bad = [row("m s q4", B_ms=12.0), row("m s q8", B_ms=14.0, status="invalid")]
     ((_, figures),) = report_page.sections(Study("t", bad)).values()
-    assert "hatched: invalid" in legend_of(report_page._whole(figures[0], "m"))
+    assert "hatched: invalid" in legend_of(png.whole_figure(figures[0], "m"))
 
 
 def test_a_png_file_leaves_out_what_waits_for_a_selection(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     drawn: list[Any] = []
-    monkeypatch.setattr(report_page, "_draw", drawn.extend)
+    monkeypatch.setattr(png, "_draw", drawn.extend)
     cell = row(B_theory_ms=1.0, W_theory_tokens_per_ms=100.0)
     n = np.arange(26.0, 126)
-    report_page.latency_png(tmp_path / "x.png", Study("t", [cell], series={cell["name"]: Curve(n, n)}))
+    png.write_latency(tmp_path / "x.png", Study("t", [cell], series={cell["name"]: Curve(n, n)}))
     names = [trace["name"] for trace in drawn[0]["fig"]["data"]]
     assert names == ["limits by the data sheet", "llamacpp q4_0", "llamacpp q4_0, name"]
 
 
 def test_without_a_browser_the_figures_are_refused_in_a_sentence(tmp_path, monkeypatch):
     monkeypatch.setenv("BROWSER_PATH", "/nonexistent")
-    with pytest.raises(report_page.FiguresError, match="none was found; install one"):
-        report_page.png(tmp_path, report_page.titled(Study("t", [row(B_ms=12.0)])))
+    with pytest.raises(png.FiguresError, match="none was found; install one"):
+        png.write(tmp_path, report_page.titled(Study("t", [row(B_ms=12.0)])))
 
 
 def test_a_label_leaves_out_what_all_cells_of_a_model_share():

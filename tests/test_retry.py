@@ -338,7 +338,7 @@ def test_a_busy_machine_gives_provisional_figures_that_are_not_exported(
     assert ran.code == 1
     assert [each["attempt"] for each in records(tmp_path / "results")] == [1, 1]
     assert ran.out.count("  provisional 0/1  ") == 2
-    assert ran.out.startswith("provisional: tiny-qwen2: fake v0 is the fastest (")
+    assert ran.out.startswith("tiny-qwen2: provisional: fastest")
     assert ran.err.splitlines()[-1] == (
         "harness: provisional: 2 of 2 repeats stayed disturbed: other processes used the CPUs; for figures"
         " that count, once the machine is quiet, run the same command with --retry-failed in place of --busy"

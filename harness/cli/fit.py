@@ -163,7 +163,7 @@ def _read(path: Path, options: Options) -> Log:
 
 
 def _draw(path: Path, log: Log, rows: list[Row], page: Path | None, picture: Path | None) -> int:
-    from harness.report import fit_text
+    from harness.report import fit_text, png
     from harness.report import page as report_page
 
     made = fit_text.fit_study(path.name, rows, log)
@@ -172,9 +172,9 @@ def _draw(path: Path, log: Log, rows: list[Row], page: Path | None, picture: Pat
             report_page.write(page, made)
             print(page.absolute())
         if picture:
-            report_page.latency_png(picture, made)
+            png.write_latency(picture, made)
             print(picture.absolute())
-    except (ResultsError, report_page.FiguresError) as refusal:
+    except (ResultsError, png.FiguresError) as refusal:
         say(refusal)
         return NOT_OK
     return OK

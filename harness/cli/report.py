@@ -223,11 +223,13 @@ def _view(arguments: argparse.Namespace) -> int:
             from harness.cli import export
 
             return export.run(folder, arguments.export, arguments.output)
-        from harness.cli import report_page
-
         if arguments.memory:
-            return report_page.memory(folder, arguments.json, arguments.wide)
-        return report_page.history(folder, arguments.output or REPORTS / "history.html", arguments.json)
+            from harness.cli import report_memory
+
+            return report_memory.run(folder, arguments.json, arguments.wide)
+        from harness.cli import report_history
+
+        return report_history.run(folder, arguments.output or REPORTS / "history.html", arguments.json)
 
 
 def _folder(path: Path) -> contextlib.AbstractContextManager[Path]:

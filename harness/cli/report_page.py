@@ -1,39 +1,27 @@
-"""`harness report`: the page and its tables, the memory of cells, and their history."""
+"""`harness report`: the page, written or served, and its tables."""
 
 from __future__ import annotations
 
 import argparse
 import contextlib
-import json
-import sys
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from harness import records
-from harness.analysis.memory import PARTS, Attribution, Moment
-from harness.analysis.steps import SHORTEST
 from harness.base.text import SKIPPED, few, list_named, plural
 from harness.cli import NOT_OK, OK, Mistake, results, say
 from harness.cli.pages import PUBLIC_SPEEDS, REPORTS, open_page
 from harness.cli.results import Source
-from harness.compare import Comparison, compare, series, sides
-from harness.compare import history as compare_history
-from harness.compare import show as compare_show
-from harness.compare.judge import BETTER, WORSE
 from harness.dataset.energy import with_energy
-from harness.dataset.rows import of_folder
-from harness.dataset.study import Study, attributions, study_of, timed
-from harness.records import ResultsError, no_records
+from harness.dataset.study import Study, study_of, timed
+from harness.records import ResultsError
 from harness.records.files import write_output
 from harness.records.foreign.log import LogError
-from harness.report import machines
+from harness.report import machines, png
 from harness.report import page as report_page
 from harness.report import serve as report_serve
 from harness.report.plots import Chart
-from harness.report.text_table import NONE, Table, formatted, note, wrapped
-
-# The page, or its tables, from results folders; needs no GPU and no stack.
 
 
 @dataclass(frozen=True)
@@ -57,9 +45,9 @@ def run(arguments: argparse.Namespace) -> int:
             say(warning)
         if arguments.png:
             try:
-                for path in report_page.png(arguments.png, shown.figures):
+                for path in png.write(arguments.png, shown.figures):
                     print(path)
-            except report_page.FiguresError as refusal:
+            except png.FiguresError as refusal:
                 say(refusal)
                 return NOT_OK
         if arguments.format:
@@ -146,11 +134,9 @@ def _tables(study: Study, form: str) -> str:
     return report_page.csv(rows)
 
 
-# `harness report --serve`: the page at an address of this machine, made anew as records come.
-
-
 def serve(paths: list[Path], baseline: Path | None, port: int) -> int:
-    """Serve until Ctrl-C. Raises ResultsError if a path does not exist, Mistake if the port is in use."""
+    """Serve the page at an address of this machine, made anew as records come, until Ctrl-C. Raises
+    ResultsError if a path does not exist, Mistake if the port is in use."""
     for path in paths:
         if not path.exists():
             records.check_folder(path)
@@ -177,7 +163,7 @@ def serve(paths: list[Path], baseline: Path | None, port: int) -> int:
 
 
 def public_speeds(arguments: argparse.Namespace) -> int:
-    """The same of the public speeds. Raises Mistake."""
+    """Print the table of public speeds, or write its page. Raises Mistake."""
     from harness.report import public_speeds as report_public_speeds
     from harness.theory import public_speeds as speeds
 
@@ -200,123 +186,3 @@ def public_speeds(arguments: argparse.Namespace) -> int:
         write_output(output, text)
         print(output.absolute())
     return OK
-
-
-# `harness report --history`: every cell over time and step changes of its figures, as a page and a table.
-
-
-BASELINE = 14  # nights that the latest one is compared with
-
-
-def history(folder: Path, target: Path, as_json: bool) -> int:
-    """Write the page and print the steps, the latest first; not ok if no night has a figure. Raises
-    ResultsError: no folder, no records, or the page cannot be written."""
-    made = series.history(folder)
-    for warning in few(made.warnings):
-        say(warning)
-    if not made.campaigns:
-        raise ResultsError(f"{folder}: no records of measurements")
-    for name, (count, why) in made.cells_without_data.items():
-        say(f"{name}: no figure in {compare_history.counted(count, 'night')}; the last: {why}")
-    if not made.series:
-        say(f"{folder}: no night of any cell has a figure; no page was written")
-        if as_json:
-            print("[]")
-        return NOT_OK
-    found, latest = series.steps_of(made), _latest_night(folder)
-    title, sentence = f"History of {folder.resolve().name}", _of_latest(latest) if latest else ""
-    write_output(target, compare_history.history_page(title, made, found, [sentence] if latest else []))
-    if as_json:
-        print(json.dumps([step.row for step in found], indent=1, allow_nan=False))
-    elif found:
-        compare_history.steps_table(found, compare_history.CHANGES_SHOWN).show()
-    else:
-        figures = compare_history.counted(len(made.series), "figure")
-        reason = (
-            f"none at another level for {SHORTEST} nights, as a step is"
-            if compare_history.enough(made)
-            else f"too few: detecting a step needs {compare_history.FEWEST} campaigns"
-        )
-        print(f"no steps: {figures} over {compare_history.counted(made.campaigns, 'campaign')}, {reason}")
-    if latest and not as_json:
-        print(wrapped(sentence))
-        fitted, _ = compare_show.text_figures(latest).fitted(wide=False)
-        fitted.show()
-    print(f"history: {target.absolute()}", file=sys.stderr if as_json else sys.stdout)
-    return OK
-
-
-def _latest_night(folder: Path) -> Comparison | None:
-    """The figures of the latest campaign that `harness compare --baseline` finds changed; None if there are
-    none, or nothing can be compared."""
-    try:
-        found = compare(*sides.rolling(folder, BASELINE), {})
-    except ResultsError:
-        return None
-    changed = [row for row in found.rows if row["verdict"] in (*WORSE, *BETTER)]
-    return replace(found, rows=changed) if changed else None
-
-
-def _of_latest(latest: Comparison) -> str:
-    figures = plural(len(latest.rows), "figure")
-    return (
-        f"The latest night, {latest.new}, differs in {figures} from {latest.base}; it becomes a step"
-        f" if {SHORTEST} nights show it."
-    )
-
-
-# `harness report --memory`: memory of each cell by part, after loading and at the peak.
-
-
-def memory(folder: Path, as_json: bool, wide: bool) -> int:
-    """Print the table, or one array; published figures only where nothing was measured. Raises ResultsError
-    if there is no such folder."""
-    found = of_folder(folder)
-    if not found.judged:
-        say(no_records(folder))
-    own = [each for each in found.judged if each.facts["kind"] != "reported"]
-    study = study_of(own or found.judged)
-    rows = attributions(study, warnings := [*study.warnings])
-    for warning in [*few([f"{SKIPPED}{damage}" for damage in found.damages]), *warnings]:
-        say(warning)
-    if as_json:
-        print(json.dumps(rows, indent=1, allow_nan=False))
-    else:
-        _print_memory(rows, wide)
-    return OK
-
-
-def _print_memory(rows: Sequence[Attribution], wide: bool) -> None:
-    kv = ["KV B/token", "by theory"]
-    headings = ["cell", "file", "total", *PARTS, "unattributed", *kv]
-    lines = [line for row in rows for line in _lines(row)]
-    Table(headings, lines, [False] + [True] * (len(headings) - 1)).show(wide)
-    note("sizes in MB (1e6 bytes); unattributed: total minus the parts, in % of the total")
-    if any(at and at["by_difference"] for row in rows for at in (row["loaded"], row["peak"])):
-        note("~: inferred: total minus the reported parts; unattributed is then unknown")
-
-
-def _lines(row: Attribution) -> Iterator[list[str]]:
-    """The cell's name, which may be long, and a line per moment: the file's size stands in the first, the KV
-    cache in the last."""
-    every = {"loaded": row["loaded"], "peak": row["peak"]}
-    moments = [each for each in every.items() if each[1]] or [(NONE, None)]
-    status = row["status"] if row["kind"] == "measured" else row["kind"]
-    yield [f"{row['name']}  {status}", *[""] * (len(PARTS) + 5)]
-    for place, (at, moment) in enumerate(moments):
-        cell = [f"  {at}", _mb(row["file_bytes"]) if place == 0 else ""]
-        kv = [formatted(row["measured_bytes_per_token"]), formatted(row["kv_bytes_per_token"])]
-        yield [*cell, *_figures(moment), *(kv if place == len(moments) - 1 else ["", ""])]
-
-
-def _figures(moment: Moment | None) -> list[str]:
-    if moment is None:
-        return [NONE] * (len(PARTS) + 2)
-    rest, share = moment["unattributed_bytes"], moment["unattributed_share"]
-    unattributed = NONE if rest is None else _mb(rest) + ("" if share is None else f" ({share:.1%})")
-    parts = ("~" * (part in moment["by_difference"]) + _mb(moment["parts"][part]) for part in PARTS)
-    return [_mb(moment["total_bytes"]), *parts, unattributed]
-
-
-def _mb(value: int | None) -> str:
-    return formatted(value, "{:,.1f}", 1e6)

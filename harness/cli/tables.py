@@ -13,7 +13,7 @@ from harness.base.text import list_named, plural
 from harness.cli import say
 from harness.dataset.study import Study, timed
 from harness.report import depth, prefill, quality, summary, tables, turns, users
-from harness.report.closing import answers
+from harness.report.closing import sentences
 from harness.report.text_table import ANSWER, DISTURBED, FAILED, REMARK, WARNED, Block, Note, Table, show
 from harness.report.timed_rows import with_prompts
 
@@ -64,7 +64,7 @@ def print_rows(study: Study) -> None:
 
 def cells_blocks(study: Study) -> Iterator[Block]:
     """The answers, the searches, the scores, the cells, and notes on them."""
-    yield from (Note(sentence, ANSWER) for sentence in answers(study))
+    yield from (Note(sentence, ANSWER) for sentence in sentences(study))
     if study.searches:
         yield from searches_blocks(study.searches)
     if study.scores:

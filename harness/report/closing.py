@@ -1,36 +1,29 @@
-"""The answers of a run: the best cells of each model in words, and the command that serves one of them."""
+"""What a report says first, the answers in sentences; and the command that serves the fastest cell."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
-from harness.base.text import list_named
 from harness.dataset.study import Study, ok, provisional
-from harness.report import served, summary
-from harness.report.summary import Group, Ranked, leaders
-from harness.report.timed_rows import PROMPT, WithPrompt, in_words, prompt_rate, with_prompts
+from harness.report import answers, served
+from harness.report.answers import NAMED, Group
+from harness.report.timed_rows import in_words, with_prompts
 from harness.report.tuned import command as command_of
 from harness.stacks.header import stacks
 
-NAMES_SHOWN = 4
-Rankings = tuple[Ranked, Ranked, Ranked]
-"""By speed, size and quality."""
 
-
-def answers(study: Study) -> list[str]:
-    """For each model the fastest, the smallest and the best known quality; then what several users, or a
-    context of some depth, leave of the speed."""
+def sentences(study: Study) -> list[str]:
+    """For each model the best cells by each goal; then what several users, or a context of some depth, leave
+    of the speed, and what serving adds to a token."""
     decodes, others = with_prompts(study.cells)
     prompts = {row["name"]: row for row in decodes}
     found = []
-    for group in summary.shown_groups(study):
+    for group in answers.groups(study):
         deeper = _deeper(group, {row["name"] for row in others})
         of_servers = served.answers(group, study.behind)
         found += of_servers
         is_answered = of_servers and len(group.named) <= 1 and all(row["server"] for _, row in group.named)
-        sentence = None if is_answered else _sentence(group, _ranked(group), prompts)
-        if sentence and (group.named or not deeper):
-            found.append(f"provisional: {sentence}" if group.provisional else sentence)
+        best = None if is_answered else answers.sentence(group, prompts)
+        if best and (group.named or group.searched or not deeper):
+            found.append(": ".join(best))
         found += deeper
         found += served.added(group.named, study.behind)
     return found
@@ -38,71 +31,28 @@ def answers(study: Study) -> list[str]:
 
 def commands(study: Study) -> list[str]:
     """For each model, how to serve its fastest cell."""
-    found = (_command(study, group, _ranked(group)) for group in summary.shown_groups(study))
+    found = (_command(study, group) for group in answers.groups(study))
     return [f"to serve it: {command}" for command in found if command]
 
 
 def _deeper(group: Group, names: set[str]) -> list[str]:
     """A sentence for each cell of several users or of depths that has a row in the tables."""
     shown = [row for _, row in group.every if row["name"] in names and (row["users"] or row["depths"])]
-    sentences = [
+    return [
         f"{'provisional: ' * provisional(row)}{group.title} {row['stack']} {row['variant']}: {in_words(row)}."
         for row in shown
         if ok(row) or provisional(row)
-    ]
-    return sentences[:NAMES_SHOWN]
+    ][:NAMED]
 
 
-def _sentence(group: Group, ranked_cells: Rankings, prompts: Mapping[str, WithPrompt]) -> str | None:
-    """Null where there is nothing to rank, as after a search of the longest context. `prompts`: the decodes
-    with the speed of a prompt, by name."""
-    if not group.named:
-        failed = group.every and not any(ok(row) for _, row in group.every)
-        return f"{group.title}: no cell is ok, so nothing is ranked." if failed else None
-    speed, size, quality = ranked_cells
-    if len(group.named) == 1:
-        label, row = group.named[0]
-        figures = [each.entries[0].text for each in (speed, size) if each.entries]
-        if rate := prompt_rate(prompts[row["name"]]):
-            disturbed = "about " * prompts[row["name"]]["prompt_provisional"]
-            figures.insert(1, f"reads a prompt of {PROMPT} tokens at {disturbed}{rate:,.0f} tok/s")
-        return f"{group.title} {label}: {'; '.join(figures)}." if figures else None
-    clauses: dict[str, str] = {}
-    for ranked, best, measure in (
-        (speed, "the fastest", "speed"),
-        (size, "the smallest", "size"),
-        (quality, f"the best in quality, by {quality.measure}", quality.measure),
-    ):
-        leading = leaders(ranked.entries, ranked.most) if len(ranked.entries) > 1 else []
-        if len(leading) == 1:
-            label, is_best = leading[0].label, f"{best} ({leading[0].text})"
-            clauses[label] = (
-                f"{clauses[label]} and {is_best}" if label in clauses else f"{label} is {is_best}"
-            )
-        elif leading:
-            names = list_named([f"{each.label} ({each.shown})" for each in leading], NAMES_SHOWN)
-            clauses[measure] = f"not distinguishable in {measure}: {names}"
-    return f"{group.title}: {'; '.join(clauses.values())}." if clauses else None
-
-
-def _ranked(group: Group) -> Rankings:
-    return (
-        summary.fastest(group.named),
-        summary.smallest(group.named, group.every),
-        summary.best_quality(group.named),
-    )
-
-
-def _command(study: Study, group: Group, ranked_cells: Rankings) -> str | None:
+def _command(study: Study, group: Group) -> str | None:
     """How the stack's own program serves the fastest cell; of several, the one with the best known quality,
-    else the smallest. Null without such a program, and for random weights."""
-    cells = dict(group.named)
-    speed, size, quality = ranked_cells
-    if not speed.entries:
+    else the smallest. None without such a program, and for random weights."""
+    leading = {answer.goal: answer.leaders for answer in answers.answers(group)}
+    if not (fastest := leading.get(answers.FASTEST)):
         return None
-    tied = [each.label for each in leaders(speed.entries, speed.most)]
-    others = [each.label for ranked in (quality, size) if ranked.entries for each in leaders(ranked.entries)]
-    row = cells[next((label for label in others if label in tied), tied[0])]
+    others = (*leading[answers.QUALITY], *leading[answers.SMALLEST])
+    row = dict(group.named)[next((label for label in others if label in fastest), fastest[0])]
     stored, header = study.behind(row), stacks().get(row["stack"])
     if stored is None or header is None or row["weights"] == "synthetic":
         return None

@@ -1,32 +1,17 @@
-"""What a page begins and ends with: where its figures come from, why none is ok, and how to cite it."""
+"""What a page begins and ends with: where its figures come from, and how to cite it."""
 
 from __future__ import annotations
 
 import re
-from collections import Counter
 from collections.abc import Iterable, Sequence
 from itertools import chain
 from typing import NamedTuple
 
-from harness.analysis.disturbances import disturbance_summary
-from harness.base.text import list_named, machine_text, plural, shortened
-from harness.dataset.study import Study, ok, provisional
+from harness.base.text import list_named, machine_text, plural
+from harness.dataset.study import Study
 from harness.records.kinds import Record, loaded_of
-from harness.report import summary
 
 NAMED = 3  # machines or commits in one line
-REASON = 200  # characters of a cause in a sentence
-
-# What to do about the outcome that most cells of a model have.
-NEXT_STEPS = {
-    "oom": "take fewer bits or a shorter context: harness recommend MODEL lists what fits",
-    "invalid": "harness doctor lists what disturbs measurements here; then run again with --retry-failed",
-    "unavailable": "harness doctor says what the stack lacks on this machine",
-    "refused": "harness run CONFIG --dry-run says which option to change",
-    "interrupted": "run the same command again: it continues",
-    "timeout": "fewer tokens (--tokens), or a longer protocol.timeout_s",
-}
-OTHERWISE = "log_tail in the cell's record.json has the last lines of its log; then --retry-failed"
 
 
 class Origin(NamedTuple):
@@ -118,25 +103,3 @@ def citations(title: str, found: Origin | None) -> list[str]:
 
 def _bibtex(text: str) -> str:
     return re.sub(r"([&%$#_{}])", r"\\\1", text.replace("\\", "/"))
-
-
-def provisional_because(study: Study) -> str:
-    """What provisional figures are, and what disturbed them."""
-    disturbed = disturbance_summary(study.cells)
-    return f"{summary.PROVISIONAL} {disturbed}." if disturbed else summary.PROVISIONAL
-
-
-def none_ok(study: Study) -> str | None:
-    """Why no cell of a study is ok, and what to do next; null: one is."""
-    rows = [*study.cells, *study.searches]
-    if not rows or any(map(ok, rows)):
-        return None
-    ((status, count),) = Counter(row["status"] for row in rows).most_common(1)
-    mostly = 2 * sum(map(provisional, study.cells)) > count
-    disturbed = disturbance_summary(study.cells) if status == "invalid" and mostly else None
-    if disturbed:
-        return f"No cell is ok. {disturbed}."
-    failures = [each for each in summary.failures(study) if each[0].startswith(status)]
-    cause, _ = max(failures, key=lambda each: len(each[1]))
-    step = NEXT_STEPS.get(status, OTHERWISE)
-    return f"No cell is ok. {count} of {len(rows)} {shortened(cause, REASON)}. Next: {step}."

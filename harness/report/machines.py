@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from operator import itemgetter
@@ -11,11 +11,11 @@ from statistics import median
 from typing import Any, NamedTuple, TypeVar
 
 from harness.analysis.columns import Cell, Search, ShownCell
-from harness.analysis.figures import shown_in
+from harness.analysis.figures import BY_NAME, shown_in
 from harness.base.text import list_named
-from harness.dataset.study import Study, by_size, failure, labels, ok, timed
+from harness.dataset.study import Study, by_size, failure, ok, timed
 from harness.dataset.table import synthetic
-from harness.report import head, page, parts, quality, summary, tables
+from harness.report import answers, head, page, parts, quality, summary, tables
 from harness.report.plots import (
     Chart,
     Mark,
@@ -26,8 +26,8 @@ from harness.report.plots import (
     stack_colours,
 )
 from harness.report.quality import ModelTable
-from harness.report.tables import Column, held, mbu, number, number_column, peak_memory, plus_minus
-from harness.report.text_table import NONE, Table, in_markdown
+from harness.report.tables import Column, held, number, number_column
+from harness.report.text_table import NONE, in_markdown
 
 RowT = TypeVar("RowT", Cell, Search)
 LINE_PX = 22
@@ -171,8 +171,10 @@ def _places(study: Study) -> dict[tuple[str, str, bool], str]:
     }
 
 
-def _of_fastest(text: Callable[[ShownCell], str]) -> Callable[[Line], str]:
-    return lambda line: text(line.fastest) if line.fastest else NONE
+def _of_fastest(name: str, meaning: str) -> Column[Line]:
+    """A figure of the fastest cell."""
+    column = tables.RATE if name == "tokens_per_s" else tables.column_of(BY_NAME[name])
+    return Column(column.heading, lambda line: column.text(line.fastest) if line.fastest else NONE, meaning)
 
 
 LINES: tuple[Column[Line], ...] = (  # a page begins with the first of them
@@ -184,17 +186,12 @@ LINES: tuple[Column[Line], ...] = (  # a page begins with the first of them
         "the variant of its fastest cell; else why none is ok",
         numeric=False,
     ),
-    Column(
-        "tok/s",
-        _of_fastest(lambda row: plus_minus(row["tokens_per_s"], row["tokens_per_s_ci95"])),
+    _of_fastest(
+        "tokens_per_s",
         "decoded tokens per second of that cell, with the farther end of its 95% confidence interval",
     ),
-    Column("MBU", _of_fastest(mbu), "share of the ceiling, by that cell"),
-    Column(
-        "peak MB",
-        _of_fastest(peak_memory),
-        "peak memory of that cell: resident set on a CPU, else VRAM",
-    ),
+    _of_fastest("bandwidth_share", "share of the ceiling, by that cell"),
+    _of_fastest("memory_bytes", "peak memory of that cell: resident set on a CPU, else VRAM"),
     number_column(
         "longest context",
         lambda line: line.longest,
@@ -214,11 +211,9 @@ LINES: tuple[Column[Line], ...] = (  # a page begins with the first of them
     number_column(
         "ceiling GB/s", lambda line: line.ceiling, "{:,.0f}", "the highest read bandwidth measured", 1e9
     ),
-    Column(
-        "tokens", _of_fastest(lambda row: number(row["tokens"], "{:,.0f}")), "decoded by the fastest cell"
-    ),
+    _of_fastest("tokens", "decoded by the fastest cell"),
     *(
-        Column(figure.label, _of_fastest(tables.text_of(figure)), "energy of the fastest cell")
+        _of_fastest(figure.name, "energy of the fastest cell")
         for figure in shown_in("machines")
         if figure.family == "energy"
     ),
@@ -234,14 +229,8 @@ def _variant(line: Line) -> str:
 def table(drawn: Sequence[Line], figures: Sequence[Chart]) -> ModelTable:
     """The machines of a model."""
     columns = tables.used_columns(LINES, drawn)
-    shown = Table(
-        [column.heading for column in columns],
-        [[column.text(line) for column in columns] for line in drawn],
-        [column.numeric for column in columns],
-        ["yellow" * (line.fastest is None) for line in drawn],
-        "Machines",
-        [column.meaning for column in columns],
-    )
+    marked = ["yellow" * (line.fastest is None) for line in drawn]
+    shown = tables.table("Machines", columns, drawn, marked)
     return ModelTable(shown, columns, (), _more(columns), (), (), figures)
 
 
@@ -323,19 +312,17 @@ def _view(anchor: str, study: Study, model: str) -> page.View:
         cells=[row for line in drawn for row in line.cells],
         searches=[row for row in study.searches if row["model"] == model],
     )
-    named = list(zip(labels(part.rows, model), part.rows, strict=True))
-    searched = list(zip(labels(part.searches, model), part.searches, strict=True))
-    group = summary.group(model, model, named, searched)
+    group = answers.group(model, model, part.rows, part.searches)
     return page.View(
         anchor,
         model,
         summary.counts(part),
-        head.none_ok(part),
-        [page.Panel("", summary.answers(group), ())] if group.named or group.searched else [],
+        summary.none_ok(part),
+        [page.Panel("", answers.answers(group), ())] if group.named or group.searched else [],
         [],
         [
             table(drawn, [figure] if figure else []),
-            *([_all_cells(named)] if named else []),
+            *([_all_cells(group.every)] if group.every else []),
         ],
         {},
         summary.failures(part),

@@ -22,10 +22,11 @@ from harness.analysis.columns import ShownCell
 from harness.base.bounds import PAGE_FACTS
 from harness.base.text import csv_text, list_named, sized
 from harness.dataset.study import Study, labels, ok
-from harness.records import ResultsError
 from harness.records.files import write_output
 from harness.report import (
+    answers,
     bars,
+    closing,
     curves,
     depth,
     head,
@@ -42,11 +43,11 @@ from harness.report import (
     turns,
     users,
 )
+from harness.report.answers import CRITERION, Answer
 from harness.report.parts import Chapter, with_data
 from harness.report.picture import Picture
-from harness.report.plots import Chart, Plotly, marks, plain_figure
+from harness.report.plots import Chart, marks
 from harness.report.quality import ModelTable
-from harness.report.summary import CRITERION, Answer
 from harness.report.text_table import in_markdown
 
 # The chapters and figures of a study: first those of all models, then those of each model.
@@ -222,7 +223,7 @@ def views(study: Study, drawn: Mapping[str, tuple[str, list[Chart]]]) -> list[Vi
     """A view of each model, in order; models with only searches and memory come last. `drawn`: the sections
     of decodes."""
     chapters, figures = figures_chapters(study), dict(drawn.values())
-    looks, groups = marks(study), summary.shown_groups(study)
+    looks, groups = marks(study), answers.groups(study)
     of_chapters = [model for chapter in chapters.values() for model in chapter.rows]
     found = []
     for number, model in enumerate(dict.fromkeys((*study.models, *(g.model for g in groups), *of_chapters))):
@@ -237,13 +238,13 @@ def views(study: Study, drawn: Mapping[str, tuple[str, list[Chart]]]) -> list[Vi
                 f"m{number}",
                 model,
                 summary.counts(part),
-                None if any(group.provisional for group in own) else head.none_ok(part),
+                None if any(group.provisional for group in own) else summary.none_ok(part),
                 [
                     Panel(
                         group.title if len(own) > 1 else "",
-                        summary.answers(group),
+                        answers.answers(group),
                         picture.pictures(group, looks),
-                        head.provisional_because(part) if group.provisional else "",
+                        summary.provisional_because(part) if group.provisional else "",
                         served.added(group.named, study.behind),
                         served.answers(group, study.behind),
                     )
@@ -368,18 +369,10 @@ def _methods(study: Study) -> Iterator[tuple[str, str | None, object]]:
         yield heading, commands or None, value
 
 
-# The tables as Markdown, CSV or JSON, and the figures as PNG files.
+# The tables as Markdown, CSV or JSON, and the titles of all figures.
 
-
-WIDTH, SCALE = 1200, 2  # of a PNG file: CSS pixels, and device pixels per CSS pixel
-LEGEND_ROW, LEGEND_COLUMNS = 22, 4
-LEGEND_SIGN, LEGEND_CHARACTER = 60, 8  # px of an entry: its sign, and a character of its name
 
 OF_BASELINE = ("baseline_B_ms", "baseline_W_tokens_per_ms")
-
-
-class FiguresError(Exception):
-    """The figures cannot be drawn; the message is one sentence with the reason."""
 
 
 def markdown(study: Study) -> str:
@@ -402,8 +395,7 @@ def markdown(study: Study) -> str:
 
 def _sentences(study: Study) -> list[str]:
     """Counts, best cells per model, and failures."""
-    per_model = ((in_markdown(model), in_markdown(text)) for model, text in summary.per_model(study))
-    stands_out = [f"- **{model}**: {text}" for model, text in per_model]
+    stands_out = [f"- {in_markdown(sentence)}" for sentence in closing.sentences(study)]
     failed = [in_markdown(f"{reason} ({', '.join(names)})") for reason, names in summary.failures(study)]
     parts = [summary.counts(study), "\n".join(stands_out)]
     if failed:
@@ -433,107 +425,10 @@ def titled(study: Study) -> list[tuple[str, Sequence[Chart]]]:
     key = plots.style_key(study)
     pictured = [
         (group.title, [picture.figure(each, *key) for each in picture.pictures(group, marks(study))])
-        for group in summary.shown_groups(study)
+        for group in answers.groups(study)
     ]
     in_chapters = [part for chapter in figures_chapters(study).values() for part in chapter.figures.items()]
     return [*pictured, *sections(study).values(), *in_chapters]
-
-
-def png(folder: Path, parts: Sequence[tuple[str, Sequence[Chart]]]) -> list[Path]:
-    """Write every figure as `<section>-<figure>.png` and return the paths. `parts`: titles of sections, and
-    their figures.
-
-    Draws in the Chrome or Chromium of this machine, without the network. Raises FiguresError if there is none
-    or it fails, ResultsError if the folder cannot be written.
-    """
-    wanted: list[Plotly] = []
-    for title, drawn in parts:
-        for figure in drawn:
-            path = folder / f"{_file_name(title)}-{figure.name}.png"
-            if path in [each["path"] for each in wanted]:
-                path = path.with_stem(f"{path.stem}-{len(wanted)}")
-            opts = {"format": "png", "width": WIDTH, "height": figure.height, "scale": SCALE}
-            wanted.append({"fig": _whole(figure, title), "path": path, "opts": opts})
-            opts["height"] = wanted[-1]["fig"]["layout"]["height"]
-    _make(folder)
-    if wanted:
-        _draw(wanted)
-    return [each["path"] for each in wanted]
-
-
-def _make(folder: Path) -> None:
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as refusal:
-        raise ResultsError(f"{folder}: the figures cannot be written: {refusal.strerror}") from refusal
-
-
-def latency_png(path: Path, study: Study) -> None:
-    """Draw latency against position of a study of one model. Raises as png() does."""
-    for title, drawn in sections(study).values():
-        for figure in drawn:
-            if figure.name == "latency":
-                fig = _whole(figure, title)
-                opts = {"format": "png", "width": WIDTH, "height": fig["layout"]["height"], "scale": SCALE}
-                _make(path.parent)
-                _draw([{"fig": fig, "path": path, "opts": opts}])
-                return
-    raise FiguresError("nothing to draw: no series has latencies of single tokens")
-
-
-def _draw(wanted: Sequence[Plotly]) -> None:
-    import kaleido
-    from choreographer.errors import ChromeNotFoundError
-
-    try:
-        kaleido.write_fig_from_object_sync(wanted, kopts={"mathjax": False}, cancel_on_error=True)
-    except ChromeNotFoundError as lack:
-        hint = "install one, or set BROWSER_PATH"
-        raise FiguresError(f"drawing figures needs Chrome or Chromium, and none was found; {hint}") from lack
-    except OSError as failed:
-        raise FiguresError(f"the figures cannot be drawn: {failed.strerror or failed}") from failed
-    except RuntimeError as failed:
-        why = failed.args[0] if failed.args else type(failed).__name__
-        raise FiguresError(f"the browser that draws the figures failed: {why}") from failed
-
-
-def _whole(figure: Chart, title: str) -> Plotly:
-    """A figure with its title, and a legend of all that it draws."""
-    entries: dict[object, str] = {}
-    data = []
-    for place, trace in enumerate([*figure.data, *figure.signs]):
-        meta = trace.get("meta", {})
-        if meta.get("chosen"):
-            continue  # nothing is selected in a file
-        kind = meta.get("kind")
-        of = meta.get("v", place) if kind is None else kind
-        named = kind is None or kind in figure.overlays
-        shows = trace.get("showlegend", named and of not in entries)
-        of_all = kind in figure.overlays and "v" in meta
-        name = plain_figure(figure.overlays[kind]) if of_all else trace.get("name", "")
-        if shows:
-            entries[of] = name
-        data.append({**trace, "name": name, "showlegend": shows})
-    longest = max(map(len, entries.values()), default=0)
-    columns = max(1, min(LEGEND_COLUMNS, WIDTH // (LEGEND_SIGN + LEGEND_CHARACTER * longest)))
-    legend = {"orientation": "h", "x": 0, "y": -60 / figure.height, "yanchor": "top"}
-    more = {
-        "title": {
-            "text": f"{plain_figure(title)}: {plain_figure(figure.title)}",
-            "x": 0.01,
-            "font": {"size": 15},
-        },
-        "margin": {**figure.layout["margin"], "t": 60},
-        "height": figure.height + 60 + math.ceil(len(entries) / columns) * LEGEND_ROW,
-        "showlegend": bool(entries),
-        "legend": {**legend, "entrywidthmode": "fraction", "entrywidth": 0.98 / columns},
-    }
-    return {"data": data, "layout": {**figure.layout, **more}}
-
-
-def _file_name(text: str) -> str:
-    """Letters, digits and `.-`, so that no model's name leaves the folder."""
-    return re.sub(r"[^a-z0-9.]+", "-", text.lower()).strip("-.")[:80] or "model"
 
 
 def _flags(row: ShownCell) -> str:

@@ -13,9 +13,9 @@ from harness.analysis.columns import Cell
 from harness.analysis.figures import shown_in
 from harness.base import text as base_text
 from harness.dataset.study import bounds
-from harness.report import summary
+from harness.report import answers
+from harness.report.answers import STANDARD_ERRORS, Group, SizeMeasure
 from harness.report.plots import FAINT, Chart, Mark, Plotly, bits, figure_layout, key_sign, plain_figure
-from harness.report.summary import STANDARD_ERRORS, Group, SizeMeasure
 from harness.report.tables import text_of
 from harness.report.text_table import NONE
 
@@ -100,17 +100,17 @@ class Picture:
 def pictures(group: Group, marks: Mapping[str, Mark]) -> list[Picture]:
     """Speed against size; where quality is known, quality against size, and speed against quality: by KL
     divergence, else by perplexity; and where energy was measured, speed against energy."""
-    by_B = summary.speed_is_B(group.named)
-    key = summary.size_measure(group.named)
+    by_B = answers.speed_is_B(group.named)
+    key = answers.size_measure(group.named)
     speed = Measure(
-        f"tok/s{' at zero context' * by_B}", lambda row: summary.rate(row, by_B), "{:,.1f}", False, True
+        f"tok/s{' at zero context' * by_B}", lambda row: answers.rate(row, by_B), "{:,.1f}", False, True
     )
-    largest = max((summary.goals_size(row, key)[0] or 0.0 for _, row in group.named), default=0.0)
+    largest = max((answers.goals_size(row, key)[0] or 0.0 for _, row in group.named), default=0.0)
     unit, per, form = ("GB", 1e9, "{:,.2f}") if largest >= base_text.GB_FROM else ("MB", 1e6, "{:,.0f}")
     size = Measure(f"{unit}, {key.name}", lambda row: _size(row, key, per), form, sizes=True)
     quality = Measure("perplexity", _perplexity, "{:,.2f}")
-    if summary.quality_is_kld(group.named):
-        quality = Measure("KLD, nats per token", _divergence, "{:g}", least=summary.LEAST_KLD)
+    if answers.quality_is_kld(group.named):
+        quality = Measure("KLD, nats per token", _divergence, "{:g}", least=answers.LEAST_KLD)
     counters = {
         str(row["energy_source"]).split(":")[0]: None for _, row in group.named if row["energy_source"]
     }
@@ -128,7 +128,7 @@ def pictures(group: Group, marks: Mapping[str, Mark]) -> list[Picture]:
 
 
 def _size(row: Cell, measure: SizeMeasure, per: float) -> Value:
-    value, _ = summary.goals_size(row, measure)
+    value, _ = answers.goals_size(row, measure)
     return (value / per if value is not None else None), None, None
 
 
@@ -174,7 +174,7 @@ def _picture(
                 _whisker(upright, up, not y.falls),
                 _whisker(across, left, False),
                 place in front,
-                x.sizes and summary.goals_size(row, by_size)[1] != by_size,
+                x.sizes and answers.goals_size(row, by_size)[1] != by_size,
                 lines,
             )
         )
@@ -339,12 +339,12 @@ def _sides(points: Sequence[Point]) -> dict[str, str]:
 
 def _lines(label: str, row: Cell, group: Group) -> list[str]:
     """A row as the tooltip shows it: its name, then the figures that it has."""
-    by_B = summary.speed_is_B(group.named)
-    value, low, high = summary.rate(row, by_B)
+    by_B = answers.speed_is_B(group.named)
+    value, low, high = answers.rate(row, by_B)
     speed = "" if value is None else f"{value:,.1f} tok/s{' at zero context' * by_B}"
     if value is not None and low is not None and high is not None:
         speed += f" (95% CI {low:,.1f} to {high:,.1f})"
-    size, measure = summary.goals_size(row, summary.size_measure(group.named))
+    size, measure = answers.goals_size(row, answers.size_measure(group.named))
     warnings = len(row["flags"])
     lines = [speed, "" if size is None else f"{base_text.sized(size)} {measure.name}"]
     for figure in shown_in("point"):

@@ -9,7 +9,7 @@ from harness.analysis.columns import Cell, ServerRow, ShownCell
 from harness.dataset.study import bounds, finite, ok
 from harness.records import Record, Stored
 from harness.records.kinds import served_elsewhere
-from harness.report.summary import Group, Named
+from harness.report.answers import Group, Named
 
 FASTER = 1.05  # than this machine allows: more than its bandwidth varies
 

@@ -20,6 +20,7 @@ from harness.analysis.columns import (
     SegmentRow,
     ShownCell,
     Spikes,
+    Variant,
 )
 from harness.analysis.figures import BY_NAME, FIGURES, Figure, at, shown_in
 from harness.analysis.figures import TABLES as PAGE_TABLES
@@ -364,7 +365,8 @@ def _prompt(row: WithPrompt) -> str:
     return PROVISIONAL_MARK * row["prompt_provisional"] + number(prompt_rate(row), "{:,.0f}")
 
 
-STATUS: Column[Counted] = Column("status", state, "", numeric=False)
+NAME: Column[Variant] = Column("cell", lambda row: row["name"], "model, stack and variant", numeric=False)
+STATUS: Column[Counted] = Column("status", state, "outcome of the repeats", numeric=False)
 
 
 def _rate(row: Repeat) -> str:
@@ -420,28 +422,34 @@ def growth(row: Cell) -> str:
     return f"{text}: {row['limit_reason']}"
 
 
+def table(title: str, columns: Sequence[Column[T]], rows: Sequence[T], marked: Sequence[str]) -> Table:
+    """One line per row. `marked`: their colours."""
+    return Table(
+        [column.heading for column in columns],
+        [[column.text(row) for column in columns] for row in rows],
+        [column.numeric for column in columns],
+        marked,
+        title,
+        [column.meaning for column in columns],
+    )
+
+
 def of_columns(
     title: str, columns: Sequence[Column[RowT]], rows: Sequence[RowT], names: Sequence[str] | None = None
 ) -> Table:
-    """One line per row, with its status, for a page. `names`: instead of the rows' own."""
-    named = zip(names or [row["name"] for row in rows], rows, strict=True)
-    return Table(
-        headings=["cell", "status", *(column.heading for column in columns)],
-        lines=[[name, state(row), *(column_cell(row, column) for column in columns)] for name, row in named],
-        numeric=[False, False, *(column.numeric for column in columns)],
-        marked=colours(rows),
-        title=title,
-        meanings=["model, stack and variant", "outcome of the repeats", *(c.meaning for c in columns)],
-    )
+    """One line per row, with its status, for a page; a failed cell has its status in place of a figure.
+    `names`: instead of the rows' own."""
+    shown = [replace(column, text=partial(column_cell, column=column)) for column in columns]
+    whole = table(title, (NAME, STATUS, *shown), rows, colours(rows))
+    if names is None:
+        return whole
+    return replace(whole, lines=[[name, *line[1:]] for name, line in zip(names, whole.lines, strict=True)])
 
 
 def in_terminal(columns: Sequence[Column[RowT]], rows: Sequence[RowT]) -> Table:
     """One line per row, for a terminal. `columns`: with STATUS at its place."""
-    lines = [[row["name"], *(column.text(row) for column in columns)] for row in rows]
-    headings = ["cell", *(column.heading for column in columns)]
-    numeric = [False, *(column.numeric for column in columns)]
     needed = (columns[0].heading, columns[1].heading, STATUS.heading)
-    whole = Table(headings, lines, numeric, colours(rows), needed=needed)
+    whole = replace(table("", (NAME, *columns), rows, colours(rows)), meanings=(), needed=needed)
     return with_short_names(whole, [row["model"] for row in rows])
 
 
@@ -472,26 +480,25 @@ def cells(rows: Sequence[WithPrompt]) -> Table:
     return in_terminal(of_terminal(), rows)
 
 
+SEARCHED: tuple[Column[Search], ...] = (
+    NAME,
+    Column("longest n_ctx", lambda row: number(row["verified_n_ctx"], "{:.0f}") + trained_mark(row), ""),
+    word_column("status", lambda row: row["status"], ""),
+    number_column("trained n_ctx", lambda row: row["trained_context"], "{:.0f}", ""),
+    Column("verified by", lambda row: row["verified_by"] or NONE, ""),
+    number_column("predicted", lambda row: row["predicted_n_ctx"], "{:.0f}", ""),
+    number_column("limit MB", lambda row: row["limit_bytes"], "{:.0f}", "", 1e6),
+    number_column("probes", lambda row: row["live_probes"], "{:.0f}", ""),
+    number_column("search s", lambda row: row["search_s"], "{:.0f}", ""),
+    number_column("filling s", lambda row: row["fill_s"], "{:.0f}", ""),
+)
+
+
 def searches(rows: Sequence[Search]) -> Table:
     """One line per search for the longest context, for a terminal."""
-    whole = partial(formatted, form="{:.0f}")
-    lines = [
-        [
-            *(row["name"], whole(row["verified_n_ctx"]) + trained_mark(row), row["status"]),
-            *(whole(row["trained_context"]), row["verified_by"] or NONE, whole(row["predicted_n_ctx"])),
-            *(whole(row["limit_bytes"], unit=1e6), str(row["live_probes"])),
-            *(whole(row["search_s"]), whole(row["fill_s"])),
-        ]
-        for row in rows
-    ]
-    headings = [
-        *("cell", "longest n_ctx", "status", "trained n_ctx", "verified by", "predicted", "limit MB"),
-        *("probes", "search s", "filling s"),
-    ]
-    numeric = [False, True, False, *[True] * 7]
-    marked = ["" if ok(row) else "red" for row in rows]
-    table = Table(headings, lines, numeric, marked, needed=("longest n_ctx", "status"))
-    return with_short_names(table, [row["model"] for row in rows])
+    whole = table("", SEARCHED, rows, ["" if ok(row) else "red" for row in rows])
+    shown = replace(whole, meanings=(), needed=("longest n_ctx", "status"))
+    return with_short_names(shown, [row["model"] for row in rows])
 
 
 def colours(rows: Sequence[Counted]) -> list[str]:

@@ -1,0 +1,69 @@
+"""`harness report --memory`: memory of each cell by part, after loading and at the peak."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from harness.analysis.memory import PARTS, Attribution, Moment
+from harness.base.text import SKIPPED, few
+from harness.cli import OK, say
+from harness.dataset.rows import of_folder
+from harness.dataset.study import attributions, study_of
+from harness.records import no_records
+from harness.report.text_table import NONE, Table, formatted, note
+
+
+def run(folder: Path, as_json: bool, wide: bool) -> int:
+    """Print the table, or one array; published figures only where nothing was measured. Raises ResultsError
+    if there is no such folder."""
+    found = of_folder(folder)
+    if not found.judged:
+        say(no_records(folder))
+    own = [each for each in found.judged if each.facts["kind"] != "reported"]
+    study = study_of(own or found.judged)
+    rows = attributions(study, warnings := [*study.warnings])
+    for warning in [*few([f"{SKIPPED}{damage}" for damage in found.damages]), *warnings]:
+        say(warning)
+    if as_json:
+        print(json.dumps(rows, indent=1, allow_nan=False))
+    else:
+        _print_memory(rows, wide)
+    return OK
+
+
+def _print_memory(rows: Sequence[Attribution], wide: bool) -> None:
+    kv = ["KV B/token", "by theory"]
+    headings = ["cell", "file", "total", *PARTS, "unattributed", *kv]
+    lines = [line for row in rows for line in _lines(row)]
+    Table(headings, lines, [False] + [True] * (len(headings) - 1)).show(wide)
+    note("sizes in MB (1e6 bytes); unattributed: total minus the parts, in % of the total")
+    if any(at and at["by_difference"] for row in rows for at in (row["loaded"], row["peak"])):
+        note("~: inferred: total minus the reported parts; unattributed is then unknown")
+
+
+def _lines(row: Attribution) -> Iterator[list[str]]:
+    """The cell's name, which may be long, and a line per moment: the file's size stands in the first, the KV
+    cache in the last."""
+    every = {"loaded": row["loaded"], "peak": row["peak"]}
+    moments = [each for each in every.items() if each[1]] or [(NONE, None)]
+    status = row["status"] if row["kind"] == "measured" else row["kind"]
+    yield [f"{row['name']}  {status}", *[""] * (len(PARTS) + 5)]
+    for place, (at, moment) in enumerate(moments):
+        cell = [f"  {at}", _mb(row["file_bytes"]) if place == 0 else ""]
+        kv = [formatted(row["measured_bytes_per_token"]), formatted(row["kv_bytes_per_token"])]
+        yield [*cell, *_figures(moment), *(kv if place == len(moments) - 1 else ["", ""])]
+
+
+def _figures(moment: Moment | None) -> list[str]:
+    if moment is None:
+        return [NONE] * (len(PARTS) + 2)
+    rest, share = moment["unattributed_bytes"], moment["unattributed_share"]
+    unattributed = NONE if rest is None else _mb(rest) + ("" if share is None else f" ({share:.1%})")
+    parts = ("~" * (part in moment["by_difference"]) + _mb(moment["parts"][part]) for part in PARTS)
+    return [_mb(moment["total_bytes"]), *parts, unattributed]
+
+
+def _mb(value: int | None) -> str:
+    return formatted(value, "{:,.1f}", 1e6)

@@ -75,7 +75,7 @@ def test_each_goal_has_an_answer_with_its_variant_and_what_that_costs():
     assert fastest == Answer("Fastest", ("a q4_0",), ["90.0 tok/s", "4.0 GB peak RSS"])
     assert smallest == Answer("Smallest", ("a q4_0",), ["4.0 GB peak RSS", "perplexity 9.00"])
     assert (quality.leaders, quality.text) == (("a q8_0",), "perplexity 8.00, 50.0 tok/s, 8.0 GB peak RSS")
-    assert quality.note == "1 of 3 cells have no perplexity"
+    assert quality.note == "1 of 3 cells has no perplexity"
     assert (longest.leaders, longest.text) == (("b slow",), "9,000 tokens, 40.0 tok/s")
 
 
@@ -84,7 +84,7 @@ def test_they_are_one_sentence_of_a_model_in_a_terminal_and_in_markdown():
     (sentence,) = sentences(study)
     assert sentence == (
         "m: fastest and smallest: a q4_0 (90.0 tok/s, 4.0 GB peak RSS, perplexity 9.00); best quality that"
-        " fits: a q8_0 (perplexity 8.00, 50.0 tok/s, 8.0 GB peak RSS; 1 of 3 cells have no perplexity);"
+        " fits: a q8_0 (perplexity 8.00, 50.0 tok/s, 8.0 GB peak RSS; 1 of 3 cells has no perplexity);"
         " longest context: b slow (9,000 tokens, 40.0 tok/s)."
     )
     assert f"- {sentence}\n" in report_page.markdown(study).replace("\\_", "_")
@@ -111,7 +111,7 @@ ONCE = {"repeats": 1}
 CASES: dict[str, tuple[list[dict[str, Any]], int, tuple[str, ...], str, str]] = {
     "what did not fit has no best quality": (
         *(CELLS, QUALITY, ("a q8_0",)),
-        *("perplexity 8.00, 50.0 tok/s, 8.0 GB peak RSS", "1 of 3 cells have no perplexity"),
+        *("perplexity 8.00, 50.0 tok/s, 8.0 GB peak RSS", "1 of 3 cells has no perplexity"),
     ),
     "intervals overlap": (
         [row("a x", **RATE), row("a y", tokens_per_s=45.1, tokens_per_s_ci95=[44.2, 46.0])],
@@ -146,7 +146,7 @@ CASES: dict[str, tuple[list[dict[str, Any]], int, tuple[str, ...], str, str]] = 
     ),
     "rates over other numbers of tokens": (
         [row("a x", tokens_per_s=90.0, tokens=40), row("a y", **RATE), row("a z", tokens_per_s=4.0, **ONCE)],
-        *(FASTEST, ("a y",), "45.3 tok/s", "1 of 3 cells have no speed over 256 tokens"),
+        *(FASTEST, ("a y",), "45.3 tok/s", "1 of 3 cells has no speed over 256 tokens"),
     ),
     "B where more cells have one that is identifiable": (
         [
@@ -154,7 +154,7 @@ CASES: dict[str, tuple[list[dict[str, Any]], int, tuple[str, ...], str, str]] = 
             row("a y", B_ms=12.0, shape="flat", **ONCE),
             row("a z", B_ms=1.0, W_identifiable=False, shape="short", **ONCE),
         ],
-        *(FASTEST, ("a x",), "100.0 tok/s at zero context", "1 of 3 cells have no speed"),
+        *(FASTEST, ("a x",), "100.0 tok/s at zero context", "1 of 3 cells has no speed"),
     ),
     "B of published figures": (
         [row(f"a v{B:.0f}", kind="reported", B_ms=B, B_ci95_ms=[B, B]) for B in (5.0, 10.0)],

@@ -350,9 +350,10 @@ def _answer(goal: str, named: Named, measure: Measure, further: Sequence[Measure
         figures += [other.text(value[0]) for other in further if (value := other.of(row))]
     missing = len(named) - len(entries)
     without = [entry.label for entry in entries if math.isinf(entry.high) and not entry.low]
+    has = "has" if missing == 1 else "have"
     notes = (
         note,
-        f"{missing} of {len(named)} cells have no {measure.name}" if missing else "",
+        f"{missing} of {len(named)} cells {has} no {measure.name}" if missing else "",
         f"without an interval: {text.list_named(without, NAMED)}" if without and len(entries) > 1 else "",
     )
     return Answer(goal, tuple(entry.label for entry in leading), figures, "; ".join(filter(None, notes)))

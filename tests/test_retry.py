@@ -15,7 +15,8 @@ from golden_record import GOLDEN, record
 
 from harness import config as configs
 from harness.analysis.columns import Repeat
-from harness.analysis.verdicts import BusyProcess, disturbance_summary, status, verdict
+from harness.analysis.disturbances import BusyProcess, disturbance_summary
+from harness.analysis.verdicts import status, verdict
 from harness.campaign import other_processes, rounds
 from harness.cli import dry_run
 from harness.compare.sides import side

@@ -12,6 +12,7 @@ from harness.base.text import few, plural
 from harness.cli import NOT_OK, OK, say
 from harness.compare import Comparison, compare, history, series, show, sides
 from harness.compare.judge import BETTER, WORSE
+from harness.dataset.rows import Found, of_folder
 from harness.records import ResultsError
 from harness.records.files import write_output
 from harness.report.text_table import wrapped
@@ -22,7 +23,8 @@ BASELINE = 14  # nights that the latest one is compared with
 def run(folder: Path, target: Path, as_json: bool) -> int:
     """Write the page and print the steps, the latest first; not ok if no night has a figure. Raises
     ResultsError: no folder, no records, or the page cannot be written."""
-    made = series.history(folder)
+    results = of_folder(folder)
+    made = series.history(folder, results)
     for warning in few(made.warnings):
         say(warning)
     if not made.campaigns:
@@ -34,7 +36,7 @@ def run(folder: Path, target: Path, as_json: bool) -> int:
         if as_json:
             print("[]")
         return NOT_OK
-    found, latest = series.steps_of(made), _latest_night(folder)
+    found, latest = series.steps_of(made), _latest_night(folder, results)
     title, sentence = f"History of {folder.resolve().name}", _of_latest(latest) if latest else ""
     write_output(target, history.history_page(title, made, found, [sentence] if latest else []))
     if as_json:
@@ -57,11 +59,11 @@ def run(folder: Path, target: Path, as_json: bool) -> int:
     return OK
 
 
-def _latest_night(folder: Path) -> Comparison | None:
+def _latest_night(folder: Path, results: Found) -> Comparison | None:
     """The figures of the latest campaign that `harness compare --baseline` finds changed; None if there are
     none, or nothing can be compared."""
     try:
-        found = compare(*sides.rolling(folder, BASELINE), {})
+        found = compare(*sides.rolling(folder, BASELINE, results=results), {})
     except ResultsError:
         return None
     changed = [row for row in found.rows if row["verdict"] in (*WORSE, *BETTER)]

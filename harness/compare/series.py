@@ -22,7 +22,7 @@ from harness.base.text import SKIPPED, few
 from harness.compare.surroundings import changed
 from harness.dataset import nights, table
 from harness.dataset.nights import NightRow
-from harness.dataset.rows import of_folder
+from harness.dataset.rows import Found, of_folder
 from harness.dataset.study import by_size, study_of
 from harness.records import Record, ResultsError
 
@@ -109,10 +109,10 @@ class History:
         return min(series.began[0] for series in self.series), max(series.began[-1] for series in self.series)
 
 
-def history(root: Path) -> History:
-    """The series of the measured, searched and scored records of a folder, models by size. Raises
-    ResultsError if it has no records of measurements."""
-    results = of_folder(root)
+def history(root: Path, results: Found | None = None) -> History:
+    """The series of the measured, searched and scored records of a folder, models by size. `results`: these
+    records, if they were read. Raises ResultsError if it has no records of measurements."""
+    results = results or of_folder(root)
     warnings = [f"{SKIPPED}{damage}" for damage in results.damages]
     judged = [record for record in results.judged if record.facts["kind"] != "reported"]
     if not judged:

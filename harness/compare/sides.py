@@ -12,7 +12,7 @@ from harness.analysis.differences import FEWEST_CAMPAIGNS
 from harness.analysis.disturbances import counting
 from harness.base.text import plural
 from harness.dataset import table
-from harness.dataset.rows import Judged, of_folder
+from harness.dataset.rows import Found, Judged, of_folder
 from harness.records import ResultsError
 
 MOST_CAMPAIGNS = 14  # of a history; older ones may be of another state of the machine
@@ -66,13 +66,15 @@ def side(given: str, results_folder: Path) -> Side:
     return _one(given, of_day, folder)
 
 
-def rolling(path: Path, count: int, campaign: str | None = None) -> tuple[Side, Side]:
+def rolling(
+    path: Path, count: int, campaign: str | None = None, results: Found | None = None
+) -> tuple[Side, Side]:
     """The baseline and the campaign of that id, else the latest, of a folder. Raises ResultsError.
 
     The baseline of each cell is the last `count` earlier campaigns of the same config name and machine that
-    have the cell.
+    have the cell. `results`: the records of the folder, if they were read.
     """
-    folder = _read(path)
+    folder = _read(path, results)
     known = [each for each in folder.found if campaign in (None, each.facts["campaign"])]
     if not known:
         late = folder.notes if table.from_the_future(str(campaign)) else [f"no campaign {campaign}"]
@@ -153,9 +155,9 @@ def _when(damage: str) -> str:
     return "{}-{}-{}T{}:{}".format(*found.groups()) if found else "~"
 
 
-def _read(folder: Path) -> _Folder:
+def _read(folder: Path, results: Found | None = None) -> _Folder:
     """Raises ResultsError: no folder, or no comparable record."""
-    judged, unreadable = of_folder(folder)
+    judged, unreadable = results or of_folder(folder)
     damages = [f"passed over: {damage}" for damage in unreadable]
     own = [each for each in judged if each.facts["kind"] != "reported"]
     future = {name for name in {each.facts["campaign"] for each in own} if table.from_the_future(name)}

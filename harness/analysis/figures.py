@@ -30,7 +30,9 @@ from harness.analysis.columns import (
 )
 from harness.analysis.line_fit import block_spread
 from harness.analysis.speculation import acceptance_length, acceptance_rate
+from harness.analysis.verdicts import USABLE
 from harness.base.files import TABLE_OF
+from harness.base.lookup import value_at
 
 Row = Mapping[str, object]
 Table = Literal["Speed", "Memory", "Shape and cost"]
@@ -94,6 +96,12 @@ class Figure:
         return self.label.removesuffix(" ms").removesuffix(" tok/ms")
 
     @property
+    def statuses(self) -> tuple[str, ...]:
+        """Of the rows that count: the speed of a functional stack means nothing; its memory and longest
+        context do."""
+        return ("ok",) if self.family == "slower" else USABLE
+
+    @property
     def worse(self) -> str:
         return VERDICTS[self.family or "slower"][0]
 
@@ -105,12 +113,12 @@ class Figure:
         """The figure of a judged repeat, or of the columns of a cell; None: it has none."""
         if self.read:
             return self.read(cast(Repeat, judged))
-        first, *others = [at(judged, path) for path in (self.path or self.name).split(" / ")]
+        first, *others = [value_at(judged, path) for path in (self.path or self.name).split(" / ")]
         if not others:
             return first
         over = others[0]
         known = isinstance(first, (int, float)) and isinstance(over, (int, float)) and over > 0
-        return first / over if known else None  # type: ignore[operator]
+        return first / over if known else None
 
     def number(self, row: Row) -> float | None:
         """The figure of a row, as tables show it."""
@@ -129,7 +137,7 @@ class Figure:
         """The relative standard error within a repeat, from blocks of tokens; None: too few blocks."""
         if not self.ends or is_search(row) or is_score(row):
             return None
-        low, high = cast("list[float | None] | None", at(row, self.ends)) or (None, None)
+        low, high = cast("list[float | None] | None", value_at(row, self.ends)) or (None, None)
         if low is None or high is None or min(low, high) <= 0:
             return None
         spread = block_spread((math.log(high) - math.log(low)) / 2, row["n_tokens"] or 0)
@@ -247,7 +255,7 @@ FIGURES: tuple[Figure, ...] = (
     Figure("quality", "", "status of the variant's score on a text, or `not scored`",
            numeric=False, csv="both"),
     Figure("perplexity", "perplexity", "as measured or reported; lower is better",
-           form="{:,.2f}", table="Speed", shown=("terminal", "first", "machines", "point", "card"),
+           table="Speed", shown=("terminal", "first", "machines", "point", "card"),
            csv="both", compared=_perplexity, family="quality", path="record.reported.perplexity"),
     Figure("kld_mean", "KLD", "mean KL divergence from the 16-bit weights, nats per token",
            form="{:,.5f}", table="Speed", shown=("terminal", "first", "machines", "point"),
@@ -436,16 +444,16 @@ FIGURES: tuple[Figure, ...] = (
     Figure("flags", "flags", "warnings about the figures; details below",
            numeric=False, table="Shape and cost", shown=("card",), csv="both"),
     Figure("ttft_8k_ms", "TTFT 8k ms", "time of a prefill pass over 8,192 tokens",
-           form="{:,.1f}", unit="ms", read=lambda row: _pass_ms(row, 8192), better="lower", csv="repeats",
+           form="{:,.1f}", unit="ms", read=lambda row: _pass_ms(row, 8192), csv="repeats",
            family="slower", pool="again"),
     Figure("tokens_per_s_16k", "tok/s at 16k", "decode with 16,384 tokens in the cache",
            form="{:,.1f}", unit="tok/s", read=_at_16k, better="higher", csv="repeats", family="slower",
            inverse=("ms_per_token_16k", "ms/token"), pool="again"),
     Figure("task_s", "task s", "a conversation whose prompts are evaluated whole",
-           form="{:,.2f}", unit="s", read=lambda row: _task_s(row, kept=False), better="lower",
+           unit="s", read=lambda row: _task_s(row, kept=False),
            csv="repeats", family="slower", pool="again"),
     Figure("task_kept_s", "task s, prefix kept", "a conversation that keeps the prefix in the cache",
-           form="{:,.2f}", unit="s", read=lambda row: _task_s(row, kept=True), better="lower",
+           unit="s", read=lambda row: _task_s(row, kept=True),
            csv="repeats", family="slower", pool="again"),
     Figure("users_tokens_per_s", "tok/s of all users", "with the most users at once",
            form="{:,.1f}", unit="tok/s", path="users.-1.tokens_per_s", better="higher", csv="repeats",
@@ -454,19 +462,19 @@ FIGURES: tuple[Figure, ...] = (
            form="{:,.1f}", unit="tok/s", path="users.-1.output_tokens_per_s", better="higher",
            csv="repeats", family="slower", pool="again"),
     Figure("user_tokens_per_s", "tok/s of each user", "with the most users at once",
-           form="{:,.2f}", unit="tok/s", path="users.-1.user_tokens_per_s", better="higher", csv="repeats",
+           unit="tok/s", path="users.-1.user_tokens_per_s", better="higher", csv="repeats",
            family="slower", pool="again"),
     Figure("user_ttft_ms", "TTFT ms of users", "with the most users at once",
-           form="{:,.1f}", unit="ms", path="users.-1.ttft_ms.median", better="lower", csv="repeats",
+           form="{:,.1f}", unit="ms", path="users.-1.ttft_ms.median", csv="repeats",
            family="slower", pool="again"),
     Figure("user_ttft_p99_ms", "TTFT ms of users, p99", "with the most users at once",
-           form="{:,.1f}", unit="ms", path="users.-1.ttft_ms.p99", better="lower", csv="repeats",
+           form="{:,.1f}", unit="ms", path="users.-1.ttft_ms.p99", csv="repeats",
            family="slower", pool="again"),
     Figure("user_tpot_ms", "TPOT ms of users", "with the most users at once",
-           form="{:,.2f}", unit="ms", path="users.-1.tpot_ms.median", better="lower", csv="repeats",
+           unit="ms", path="users.-1.tpot_ms.median", csv="repeats",
            family="slower", pool="again"),
     Figure("user_tpot_p99_ms", "TPOT ms of users, p99", "with the most users at once",
-           form="{:,.2f}", unit="ms", path="users.-1.tpot_ms.p99", better="lower", csv="repeats",
+           unit="ms", path="users.-1.tpot_ms.p99", csv="repeats",
            family="slower", pool="again"),
 )
 # fmt: on
@@ -481,18 +489,6 @@ def type_at(path: str) -> Any:
         within = get_args(kind)  # of a list or a mapping
         kind = within[-1] if within else get_type_hints(kind)[step]
     return kind
-
-
-def at(values: object, path: str) -> object:
-    """What is at a path of keys and places in lists; None where it ends early."""
-    for step in path.split("."):
-        if isinstance(values, Mapping):
-            values = values.get(step)
-        elif isinstance(values, list) and values:
-            values = values[int(step)]
-        else:
-            return None
-    return values
 
 
 def row_of(judged: JudgedRepeat) -> Repeat:
@@ -510,9 +506,10 @@ def pooled(rows: Sequence[Row]) -> dict[str, float | None]:
     for figure in FIGURES:
         if figure.pool in ("median", "max"):
             values = [value for row in rows if (value := figure.number(row)) is not None]
-            largest = max(filter(None, values), default=None)
-            median = statistics.median(values) if values else None
-            found[figure.name] = largest if figure.pool == "max" else median
+            if figure.pool == "max":
+                found[figure.name] = max(filter(None, values), default=None)
+            else:
+                found[figure.name] = statistics.median(values) if values else None
     return found
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from harness.analysis.disturbances import disturbance_summary
-from harness.base.text import SKIPPED, few
+from harness.base.text import few
 from harness.cli import OK, say
 from harness.cli.results import Source, of_records
 from harness.cli.tables import cells_blocks, print_rows
@@ -25,9 +25,9 @@ def run(
     if campaign:
         study = of_records([Source(folder, found)], campaign)
     else:
-        for damage in few([f"{SKIPPED}{damage}" for damage in found.damages]):
+        for damage in few(found.skipped):
             say(damage)
-        own = [each for each in found.judged if each.facts["kind"] != "reported"]
+        own = found.own
         if not found.judged:
             say(no_records(folder))
         elif not own:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from harness.analysis.memory import PARTS, Attribution, Moment
-from harness.base.text import SKIPPED, few
+from harness.base.text import few
 from harness.cli import OK, say
 from harness.dataset.rows import of_folder
 from harness.dataset.study import attributions, study_of
@@ -21,10 +21,9 @@ def run(folder: Path, as_json: bool, wide: bool) -> int:
     found = of_folder(folder)
     if not found.judged:
         say(no_records(folder))
-    own = [each for each in found.judged if each.facts["kind"] != "reported"]
-    study = study_of(own or found.judged)
+    study = study_of(found.own or found.judged)
     rows = attributions(study, warnings := [*study.warnings])
-    for warning in [*few([f"{SKIPPED}{damage}" for damage in found.damages]), *warnings]:
+    for warning in [*few(found.skipped), *warnings]:
         say(warning)
     if as_json:
         print(json.dumps(rows, indent=1, allow_nan=False))

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from harness import records
-from harness.base.text import SKIPPED, few, list_named, plural
+from harness.base.text import few, list_named, plural
 from harness.cli import NOT_OK, OK, Mistake, results, say
 from harness.cli.pages import PUBLIC_SPEEDS, REPORTS, open_page
 from harness.cli.results import Source
@@ -118,8 +118,7 @@ def _of_machines(arguments: argparse.Namespace, sources: Sequence[Source]) -> Sh
 
 def _rows(source: Source) -> machines.Rows:
     rows = machines.rows(study_of(source.found.judged))
-    damages = [f"{SKIPPED}{damage}" for damage in source.found.damages]
-    return rows._replace(warnings=[*damages, *rows.warnings])
+    return rows._replace(warnings=[*source.found.skipped, *rows.warnings])
 
 
 def _tables(study: Study, form: str) -> str:

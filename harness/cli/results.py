@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from harness.base import data
-from harness.base.text import SKIPPED, few, plural
+from harness.base.text import few, plural
 from harness.cli import say
 from harness.dataset import sql, table
 from harness.dataset.rows import Found, Judged, of_folder
@@ -79,7 +79,7 @@ def of_records(sources: Sequence[Source], campaign: str | None = None) -> Study:
     """The Study of records. `campaign`: `latest`, or how the ids of campaigns begin, to show these alone with
     all checks of weights. Raises ResultsError if there are no records."""
     judged: list[Judged] = []
-    damages = [f"{SKIPPED}{damage}" for source in sources for damage in source.found.damages]
+    damages = [damage for source in sources for damage in source.found.skipped]
     where = ", ".join(str(source.path) for source in sources)
     for source in sources:
         judged += source.found.judged if campaign is None else _of_campaign(source, campaign)

@@ -139,7 +139,7 @@ class Rounds:
         """The cost of a metric by round, with the row that it is from."""
         costs = {}
         for number, (row, _) in self._counting(pair, side).items():
-            valid = row["status"] == "ok" or (row["status"] in USABLE and metric.family != "slower")
+            valid = row["status"] in metric.statuses
             valid = valid or (self.busy and row["disturbed"] is not None)
             if valid and (value := metric.value(row)) is not None:
                 costs[number] = metric.cost(value), row

@@ -16,7 +16,7 @@ from harness.compare.sides import Key, Side, cell_of
 from harness.dataset import table
 from harness.dataset.rows import rows_of
 from harness.dataset.study import study_of
-from harness.records import Record
+from harness.records import Record, Stored
 from harness.stacks.header import Options
 
 Row = Repeat | Search | Score
@@ -28,7 +28,7 @@ DERIVED = ("prompt", "prompt_source")  # of a workload: they follow from the wei
 class Run(NamedTuple):
     campaign: str
     row: Row
-    record: Record
+    stored: Stored
 
 
 class Cells:
@@ -53,7 +53,7 @@ class Cells:
         self._runs: dict[Key, list[Run]] = {}
         for row, folder in rows:
             record, name = by_folder[folder]
-            self._runs.setdefault(cell_of(record), []).append(Run(name, row, record.stored.record))
+            self._runs.setdefault(cell_of(record), []).append(Run(name, row, record.stored))
 
     def __iter__(self) -> Iterator[Key]:
         return iter(self._runs)
@@ -78,7 +78,7 @@ class Cells:
         return [run.row for run in self._runs[key]]
 
     def records(self, key: Key) -> list[Record]:
-        return [run.record for run in self._runs[key]]
+        return [run.stored.record for run in self._runs[key]]
 
     def examples(self) -> dict[Key, Record]:
         """A record of each cell: of those that got ready to run, if there are any."""

@@ -74,12 +74,10 @@ class Runs:
     campaigns: Mapping[str, Sequence[AnyRow]]
 
     def costs(self, metric: Figure) -> dict[str, list[float]]:
-        """The metric's costs by campaign, without campaigns that have none. The speed of a functional row
-        does not count."""
-        timed = metric.family == "slower"
+        """The metric's costs by campaign, without campaigns that have none."""
         found = {}
         for campaign, rows in self.campaigns.items():
-            valid = [row for row in rows if not timed or row["status"] == "ok"]
+            valid = [row for row in rows if row["status"] in metric.statuses]
             values = [value for row in valid if (value := metric.value(row)) is not None]
             if values:
                 found[campaign] = [metric.cost(value) for value in values]

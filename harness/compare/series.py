@@ -18,7 +18,7 @@ from harness.analysis.columns import Repeat
 from harness.analysis.figures import COMPARED, Figure
 from harness.analysis.steps import Level, levels
 from harness.analysis.verdicts import USABLE, status
-from harness.base.text import SKIPPED, few
+from harness.base.text import few
 from harness.compare.surroundings import changed
 from harness.dataset import nights, table
 from harness.dataset.nights import NightRow
@@ -113,9 +113,8 @@ def history(root: Path, results: Found | None = None) -> History:
     """The series of the measured, searched and scored records of a folder, models by size. `results`: these
     records, if they were read. Raises ResultsError if it has no records of measurements."""
     results = results or of_folder(root)
-    warnings = [f"{SKIPPED}{damage}" for damage in results.damages]
-    judged = [record for record in results.judged if record.facts["kind"] != "reported"]
-    if not judged:
+    warnings = results.skipped
+    if not (judged := results.own):
         raise ResultsError("; ".join([f"{root}: no records of measurements", *few(warnings)]))
     study = study_of(judged)
     nightly = nights.nights(judged, study, root)
@@ -181,7 +180,7 @@ def _series(name: str, cell: Cell, metric: Figure, ran: Sequence[Night]) -> Seri
     values = [_first([row[metric.name] for row in rows]) for rows in ran]
     if all(value is None for value in values):
         return None
-    counted = "ok" if nights.counts(metric) == ("ok",) else "usable"
+    counted = "ok" if metric.statuses == ("ok",) else "usable"
     whys = [
         "" if value is not None else NO_FIGURE if any(row[counted] for row in rows) else _why(rows)
         for value, rows in zip(values, ran, strict=True)

@@ -157,9 +157,9 @@ def _when(damage: str) -> str:
 
 def _read(folder: Path, results: Found | None = None) -> _Folder:
     """Raises ResultsError: no folder, or no comparable record."""
-    judged, unreadable = results or of_folder(folder)
-    damages = [f"passed over: {damage}" for damage in unreadable]
-    own = [each for each in judged if each.facts["kind"] != "reported"]
+    results = results or of_folder(folder)
+    damages = [f"passed over: {damage}" for damage in results.damages]
+    own = results.own
     future = {name for name in {each.facts["campaign"] for each in own} if table.from_the_future(name)}
     found, checks = [], []
     for each in own:
@@ -175,7 +175,7 @@ def _read(folder: Path, results: Found | None = None) -> _Folder:
     if not found:
         if future:
             raise ResultsError(f"{folder}: {notes[0]}")
-        if others := len(judged) - len(own):
+        if others := len(results.judged) - len(own):
             raise ResultsError(f"{folder}: no measurements: {others} records hold published figures alone")
         if damages:
             raise ResultsError(f"{folder}: no records that can be read ({damages[0]})")

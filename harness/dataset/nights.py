@@ -11,7 +11,7 @@ from typing import Any
 from harness.analysis.columns import AnyRow
 from harness.analysis.figures import COMPARED, Figure
 from harness.analysis.verdicts import USABLE
-from harness.dataset.rows import Judged, rows_of
+from harness.dataset.rows import Judged, below, rows_of
 from harness.dataset.study import Study
 from harness.dataset.table import synthetic
 
@@ -53,22 +53,17 @@ def nights(judged: Sequence[Judged], study: Study, root: Path) -> list[NightRow]
             first = began.get(facts["campaign"], ("", facts["started_utc"]))[1]
             began[facts["campaign"]] = facts["place"], min(first, facts["started_utc"])
     rows: list[tuple[AnyRow, str]] = [
-        (row, _below(root, each.folder)) for row, each in zip(study.repeats, study.stored, strict=True)
+        (row, below(root, each.folder)) for row, each in zip(study.repeats, study.stored, strict=True)
     ]
     for kind in ("searched", "scored"):
         of_kind = [each for each in judged if each.facts["kind"] == kind]
-        folders = (_below(root, each.stored.folder) for each in of_kind)
+        folders = (below(root, each.stored.folder) for each in of_kind)
         rows += _latest(zip(rows_of(of_kind), folders, strict=True))
     found: dict[tuple[object, ...], list[tuple[AnyRow, str]]] = {}
     for row, folder in rows:
         key = (row["kind"], row["cell"], row["machine"], row["device"], row["campaign"])
         found.setdefault(key, []).append((row, folder))
     return [_night([row for row, _ in ran], [folder for _, folder in ran], began) for ran in found.values()]
-
-
-def _below(root: Path, folder: Path) -> str:
-    """A folder relative to root, which it is or is in. Path.relative_to takes 0.5 s for 10,000."""
-    return "." if folder == root else str(folder).removeprefix(f"{root}/")
 
 
 def _night(rows: Sequence[AnyRow], folders: list[str], began: Mapping[str, tuple[str, str]]) -> NightRow:
@@ -100,22 +95,17 @@ def _latest(rows: Rows) -> Iterable[tuple[AnyRow, str]]:
 def _figures(rows: Sequence[AnyRow]) -> dict[str, float | None]:
     figures: dict[str, float | None] = {}
     counted = {
-        statuses: [row for row in rows if row["status"] in statuses] for statuses in {*map(counts, COMPARED)}
+        statuses: [row for row in rows if row["status"] in statuses]
+        for statuses in {metric.statuses for metric in COMPARED}
     }
     for metric in COMPARED:
-        values = [value for row in counted[counts(metric)] if (value := metric.value(row)) is not None]
+        values = [value for row in counted[metric.statuses] if (value := metric.value(row)) is not None]
         error = None
         if len(values) > 1:
             error = statistics.stdev(map(math.log, values)) / math.sqrt(len(values))
         figures[metric.name] = statistics.fmean(values) if values else None
         figures[error_of(metric)] = error
     return figures
-
-
-def counts(metric: Figure) -> tuple[str, ...]:
-    """The statuses that count: the speed of a functional stack means nothing; its memory and longest context
-    do."""
-    return ("ok",) if metric.family == "slower" else USABLE
 
 
 def why(rows: Sequence[AnyRow]) -> str:

@@ -24,9 +24,9 @@ from harness.analysis.columns import Cell, Repeat
 from harness.analysis.figures import FIGURES, type_at
 from harness.base import bounds, system
 from harness.base.files import FAULTS, NotStarted
-from harness.base.text import SKIPPED, is_utf8, say, sized
+from harness.base.text import is_utf8, say, sized
 from harness.dataset import nights
-from harness.dataset.rows import of_folder
+from harness.dataset.rows import below, of_folder
 from harness.dataset.study import Study, study_of
 from harness.records import ResultsError
 from harness.records.files import is_sound
@@ -163,9 +163,9 @@ def _connection(root: Path, text: str) -> duckdb.DuckDBPyConnection:
     import duckdb
 
     found = of_folder(root)
-    judged = [each for each in found.judged if each.facts["kind"] != "reported"]
+    judged = found.own
     study = study_of(judged)
-    for warning in [*(f"{SKIPPED}{damage}" for damage in found.damages), *study.warnings]:
+    for warning in [*found.skipped, *study.warnings]:
         say(warning)
     if not judged:
         say(f"{root}: no records of measurements")
@@ -176,7 +176,7 @@ def _connection(root: Path, text: str) -> duckdb.DuckDBPyConnection:
     # Without a folder for what does not fit in memory: by default one in the current folder, which in a
     # stranger's results may be a link.
     connection = duckdb.connect(":memory:", config={"temp_directory": ""})
-    folders = [str(each.folder.relative_to(root)) for each in study.stored]
+    folders = [below(root, each.folder) for each in study.stored]
     above = f"{root.absolute()}/"
     for row in [*study.cells, *study.repeats]:  # paths in the results folder
         row["series"] = row["series"] and row["series"].removeprefix(above)

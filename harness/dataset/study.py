@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -56,6 +56,9 @@ if TYPE_CHECKING:
 
 LONGEST_REASON = 32  # characters shown in a table cell; the full reason is below the table
 Floats = NDArray[np.float64]
+
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -380,7 +383,7 @@ def compare(
 
 def pooled(repeats: Sequence[Repeat], judged: Sequence[Judged]) -> list[Cell]:
     """The rows of cells, without names, of repeats that were compared. `judged`: each of them."""
-    of = {id(row): each for row, each in zip(repeats, judged, strict=True)}
+    of = _by_row(repeats, judged)
 
     def timed_rows(row: Repeat) -> dict[str, list[int]]:
         return of[id(row)].timed if row["workload"] in TABLE_OF else {}
@@ -388,8 +391,8 @@ def pooled(repeats: Sequence[Repeat], judged: Sequence[Judged]) -> list[Cell]:
     return time_split.split_time(dataset_table.per_cell(repeats, timed_rows))
 
 
-def _by_row(repeats: Sequence[Repeat], stored: Sequence[Stored]) -> dict[int, Stored]:
-    return {id(row): each for row, each in zip(repeats, stored, strict=True)}
+def _by_row(repeats: Sequence[Repeat], records: Sequence[T]) -> dict[int, T]:
+    return {id(row): record for row, record in zip(repeats, records, strict=True)}
 
 
 def _with_prefill(
@@ -397,7 +400,7 @@ def _with_prefill(
 ) -> tuple[list[Cell], dict[str, Mapping[int, Curve]]]:
     """The cells with the analysis of their prefill passes, and the passes of each; of the repeats that a
     cell's figures come from, or of the record behind its row."""
-    of_row = {id(row): each for row, each in zip(repeats, judged, strict=True)}
+    of_row = _by_row(repeats, judged)
     behind = {dataset_table.cell_identity(row): of_row[id(row)] for row in repeats}
     shown_repeats = dataset_table.shown_repeats(repeats)
     swept: dict[str, _Sweep] = {}

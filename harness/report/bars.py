@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import cast
 
 from harness.analysis.columns import Ends, ShownCell
-from harness.analysis.figures import BY_NAME, Figure, at
+from harness.analysis.figures import BY_NAME, Figure
+from harness.base.lookup import value_at
 from harness.dataset.study import Study, bounds, failure, finite, labels
 from harness.report import parts
 from harness.report.plots import (
@@ -93,7 +94,7 @@ def _bar(row: ShownCell, of: Fitted) -> Bar:
     text = of.text(row) if of.text(row) != NONE else failure(row) or NONE
     return Bar(
         shown,
-        cast("Ends | None", at(row, of.figure.ends)),
+        cast("Ends | None", value_at(row, of.figure.ends)),
         dict(zip(SIGNS, beside, strict=True)),
         text if shown is None else f"{shown:,.{of.digits}f}",
     )

@@ -30,7 +30,6 @@ from harness.report.tables import Column, held, number, number_column
 from harness.report.text_table import NONE, in_markdown
 
 RowT = TypeVar("RowT", Cell, Search)
-LINE_PX = 22
 FEW = 0.1  # a share below it has a digit more
 CEILING = (
     "Ceiling: the highest read bandwidth that the cell's own run measured on its device. MBU: the share of it"

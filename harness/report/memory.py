@@ -8,8 +8,8 @@ from functools import partial
 from typing import cast
 
 from harness.analysis.columns import Cell, Counted, Ended
-from harness.analysis.figures import at
 from harness.analysis.memory import Attribution, Moment
+from harness.base.lookup import value_at
 from harness.dataset.study import Study, matched
 from harness.report import parts, tables
 from harness.report.parts import Chapter, bars, column, figure_at
@@ -143,7 +143,7 @@ def _part(moment: Moment | None, part: Part) -> str:
 
 def _parts_of(path: str) -> list[Column[MemoryRow]]:
     def text(row: MemoryRow, part: Part) -> str:
-        return _part(cast("Moment | None", at(row, path)), part)
+        return _part(cast("Moment | None", value_at(row, path)), part)
 
     return [Column(f"{part.name} MB", partial(text, part=part), part.meaning) for part in (*PARTS, TOTAL)]
 

@@ -8,7 +8,7 @@ from functools import partial
 from typing import Generic, TypeVar
 
 from harness.analysis.columns import Ends, ShownCell, Variant
-from harness.analysis.figures import at
+from harness.base.lookup import value_at
 from harness.dataset.study import Floats, Study, bounds, labels, timed
 from harness.report import tables
 from harness.report.plots import (
@@ -35,7 +35,7 @@ VariantT = TypeVar("VariantT", bound=Variant)
 def figure_at(row: Mapping[str, object], path: str) -> float | None:
     """The figure at a path such as `at.ttft_ms.median` or `utilisation.-1.mfu`; None if a part of the path is
     None or missing."""
-    value = at(row, path)
+    value = value_at(row, path)
     return value if isinstance(value, (int, float)) else None
 
 
@@ -47,7 +47,7 @@ def column(
 
 
 def _text_at(row: Mapping[str, object], path: str, form: str, unit: float) -> str:
-    return number(figure_at(row, path), form, unit) if form else str(at(row, path) or NONE)
+    return number(figure_at(row, path), form, unit) if form else str(value_at(row, path) or NONE)
 
 
 def points(rows: Iterable[Mapping[str, object]], x: str, y: str) -> tuple[list[float], list[float]]:

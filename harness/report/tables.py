@@ -22,10 +22,11 @@ from harness.analysis.columns import (
     Spikes,
     Variant,
 )
-from harness.analysis.figures import BY_NAME, FIGURES, Figure, at, shown_in
+from harness.analysis.figures import BY_NAME, FIGURES, Figure, shown_in
 from harness.analysis.figures import TABLES as PAGE_TABLES
 from harness.analysis.traffic import UNSTABLE, spread
 from harness.analysis.warnings import Warnings
+from harness.base.lookup import value_at
 from harness.base.text import plural
 from harness.dataset.study import bounds, failure, finite, ok, provisional
 from harness.dataset.table import trained_mark
@@ -48,9 +49,9 @@ def number(value: float | None, form: str = "{:.2f}", unit: float = 1.0) -> str:
     return formatted(finite(value), form, unit)
 
 
-def quality(row: Repeat, value: float | None, form: str) -> str:
+def quality(row: Repeat, figure: Figure) -> str:
     """A figure of a score; without one the status of the score, or `not scored`."""
-    text, state = number(value, form), row["quality"]
+    text, state = number(figure.number(row), figure.form), row["quality"]
     return text if text != NONE or state in (None, "ok") else str(state)
 
 
@@ -261,9 +262,7 @@ def word_column(heading: str, of: Callable[[R], str | None], meaning: str) -> Co
 TEXTS: Mapping[str, Callable[[Cell], str]] = {
     "ttft_ms": ttft,
     "memory_bytes": peak_memory,
-    "perplexity": lambda row: quality(row, row["perplexity"], BY_NAME["perplexity"].form),
-    "kld_mean": lambda row: quality(row, row["kld_mean"], BY_NAME["kld_mean"].form),
-    "top1": lambda row: quality(row, row["top1"], BY_NAME["top1"].form),
+    **{name: partial(quality, figure=BY_NAME[name]) for name in ("perplexity", "kld_mean", "top1")},
     "B_ms": B,
     "W_tokens_per_ms": W,
     "bandwidth_share": mbu,
@@ -296,7 +295,7 @@ def column_of(figure: Figure) -> Column[Cell]:
 def text_of(figure: Figure) -> Callable[[Cell], str]:
     """How tables write a figure."""
     if not figure.numeric and figure.name not in TEXTS:
-        return lambda row: str(at(row, figure.name) or NONE)
+        return lambda row: str(value_at(row, figure.name) or NONE)
     return TEXTS.get(figure.name) or (lambda row: number(figure.number(row), figure.form, figure.scale))
 
 
@@ -304,7 +303,7 @@ def _interval_of(figure: Figure) -> Column[Cell]:
     digits = int(re.findall(r"\.(\d+)", figure.form)[0])
     return Column(
         f"{figure.short} 95%",
-        lambda row: interval(cast("Ends | None", at(row, figure.ends)), digits),
+        lambda row: interval(cast("Ends | None", value_at(row, figure.ends)), digits),
         f"95% confidence interval of {figure.short}",
     )
 

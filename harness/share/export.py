@@ -14,6 +14,7 @@ import pyarrow.parquet as pq
 from harness.analysis import figures
 from harness.analysis.columns import Repeat as Row
 from harness.base.files import TABLE_OF
+from harness.base.lookup import value_at
 from harness.base.text import csv_text
 from harness.dataset.study import campaigns
 from harness.records import ResultsError, Stored
@@ -116,7 +117,7 @@ def write_tokens(target: Path, chosen: Iterable[Sequence[Repeat]]) -> int:
                 length = len(series["n"])
                 zeros = pa.array([0] * length, pa.int32())
                 columns = [
-                    pa.DictionaryArray.from_arrays(zeros, pa.array([str(figures.at(row, name))]))
+                    pa.DictionaryArray.from_arrays(zeros, pa.array([str(value_at(row, name))]))
                     for name in WHOSE
                 ]
                 columns.append(pa.array([row["repeat"]] * length, pa.int64()))

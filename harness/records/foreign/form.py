@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from harness.base.lookup import value_at
 from harness.base.text import plural
 from harness.records.foreign import chunks
 from harness.records.foreign.log import (
@@ -89,16 +90,6 @@ class Format:
             if not self.ends or self.ends in row:
                 yield row
                 row = {}
-
-
-def value_at(row: Any, path: str) -> Any:
-    """What an object has at a path such as `benchmarks.0.requests`; None: nothing."""
-    for key in path.split("."):
-        if isinstance(row, list) and key.isdigit():
-            row = row[int(key)] if int(key) < len(row) else None
-        else:
-            row = row.get(key) if isinstance(row, dict) else None
-    return row
 
 
 def has(row: Row, path: str) -> bool:

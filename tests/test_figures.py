@@ -1,5 +1,6 @@
 """Every figure is where its entry says, and is shown, pooled and exported by its entry alone."""
 
+import math
 from typing import Any
 
 import pytest
@@ -7,6 +8,7 @@ import pytest
 from harness.analysis import figures
 from harness.analysis.columns import Repeat
 from harness.analysis.figures import FIGURES, Figure, empty_cell
+from harness.compare.judge import Runs
 from harness.dataset import sql
 from harness.report import tables
 
@@ -59,3 +61,10 @@ def test_a_csv_line_has_a_value_for_each_heading(of):
     columns, values = figures.csv_headings(of), figures.csv_values(of, row)
     line = dict(zip(columns, values, strict=True))
     assert (line["W_ci95_low"], line["W_ci95_high"], line["kld_mean"]) == (1.0, None, None)
+
+
+def test_the_speed_of_a_functional_stack_is_not_compared_and_its_memory_is():
+    row: Any = {**empty_cell(), "status": "functional", "tokens_per_s": 50.0, "memory_bytes": 1e9}
+    runs = Runs({"a campaign": [row]})
+    assert runs.costs(figures.BY_NAME["tokens_per_s"]) == {}
+    assert runs.costs(figures.BY_NAME["memory_bytes"]) == {"a campaign": [math.log(1e9)]}

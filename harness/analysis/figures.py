@@ -493,10 +493,11 @@ def type_at(path: str) -> Any:
 
 def row_of(judged: JudgedRepeat) -> Repeat:
     """The row of a repeat: its columns, and every figure."""
-    ends = dict.fromkeys(figure.ends for figure in FIGURES if figure.ends)
-    columns = {name: value for name, value in judged.items() if name not in SECTIONS}
-    placed = {figure.name: figure.of(judged) for figure in FIGURES if figure.pool != "again"}
-    row = {**ends, **columns, **placed}
+    row: dict[str, object] = {name: value for name, value in judged.items() if name not in SECTIONS}
+    for figure in FIGURES:
+        if figure.ends:
+            row.setdefault(figure.ends)
+    row |= {figure.name: figure.of(judged) for figure in FIGURES if figure.pool != "again"}
     return cast(Repeat, row | again(row))
 
 

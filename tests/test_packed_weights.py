@@ -16,7 +16,7 @@ from harness.campaign.prepare import Preparation
 from harness.campaign.repeat import NotReady
 from harness.config import Model, Weights, plan
 from harness.models import checkpoint, weights
-from harness.models.checkpoint import PACKING_FILES
+from harness.models.config_json import PACKING_FILES
 from harness.models.weights import WeightsError
 from harness.theory import decoder
 from harness.theory.decoder import dense_like

@@ -24,7 +24,7 @@ from harness.campaign.worker_memory import mechanism_here
 from harness.config import Experiment, MaxCtx, Weights, Windows, plan
 from harness.config.plan import Cell
 from harness.models import engine_files, served, weights
-from harness.models.checkpoint import CONFIG
+from harness.models.config_json import CONFIG
 from harness.models.engine_files import EngineFiles
 from harness.models.hub import from_hub
 from harness.models.layout import Layout

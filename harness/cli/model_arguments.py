@@ -29,7 +29,7 @@ from harness.config.load import load, load_document
 from harness.config.variants import model_row, quant_of, repository, safe_name, weights_of
 from harness.config.yaml_text import Document, parse, suggestion
 from harness.models import find, gguf_files, hub, served, weights
-from harness.models.checkpoint import CONFIG
+from harness.models.config_json import CONFIG
 from harness.models.find import Stored
 from harness.models.gguf_files import StoredModel
 from harness.models.weights import FULL_TYPES, WeightsError

@@ -25,11 +25,13 @@ from harness.base.files import (
 )
 from harness.base.text import list_named
 from harness.models import checkpoint, gguf, gguf_model, layout
-from harness.models.checkpoint import FLOATS, INDEX, PACKING_FILES, SINGLE, Checkpoint, CheckpointError
+from harness.models.checkpoint import INDEX, SINGLE, Checkpoint, CheckpointError
+from harness.models.config_json import CONFIG, PACKING_FILES, read_config_json, separate_packing
 from harness.models.gguf import rotary_of
 from harness.models.gguf_model import Contradiction, is_mixture_gguf
 from harness.models.layout import Layout, NoLayout, sampled
 from harness.models.packed_layers import mismatch, of_layer
+from harness.models.safetensors_files import FLOATS
 from harness.stacks.header import Header, Options, stacks
 from harness.theory import tensors
 from harness.theory.decoder import Decoder, dense_fields, parameters
@@ -324,7 +326,7 @@ def check_convertible(ready: Ready, converts: Mapping[str, Sequence[str]]) -> No
     kind = ready.architecture
     if kind not in (layout.KINDS if ready.not_dense else converts):
         raise WeightsUnavailable(f"{ready.path}: is {kind}, which is not converted to GGUF here")
-    config = object_of(ready.path / checkpoint.CONFIG, bounds.CONFIG_JSON_BYTES)
+    config = object_of(ready.path / CONFIG, bounds.CONFIG_JSON_BYTES)
     try:
         if ready.not_dense:
             layout.check_gguf(config)
@@ -420,7 +422,7 @@ def check_loadable(ready: Ready, requested: Packing | None, header: Header, opti
     stack, stored = header.stack, ready.stored
     if ready.format != "hf":
         raise WeightsError(f"stack {stack} needs a Hugging Face checkpoint, but {ready.path} is a GGUF")
-    config = object_of(ready.path / checkpoint.CONFIG, bounds.CONFIG_JSON_BYTES)
+    config = object_of(ready.path / CONFIG, bounds.CONFIG_JSON_BYTES)
     _check_wrapper(ready, header, config)
     _check_architecture(str(ready.path), header, config)
     if requested:
@@ -550,8 +552,8 @@ def check(ready: Ready, requested: Packing, stack: str) -> None:
 def _settings(folder: Path, packing: Packing, header: Header) -> str:
     """The name of the file with a folder's packing settings. Libraries read one or the other: both must
     agree, in a layout that the stack loads. Raises WeightsError, JsonFileError."""
-    inline = checkpoint.read_config_json(folder / "config.json", needs_shape=False).packing
-    separate = checkpoint.separate_packing(folder)
+    inline = read_config_json(folder / "config.json", needs_shape=False).packing
+    separate = separate_packing(folder)
     name, layout = "config.json", packing.layout
     if separate and separate[1].method == packing.method:
         name, layout = separate[0].name, separate[1].layout
@@ -571,7 +573,7 @@ def _settings(folder: Path, packing: Packing, header: Header) -> str:
 
 def _rules(folder: Path) -> str | None:
     """The first of GPTQModel's rules by layer, which override its settings; null without one."""
-    for path in (folder / "config.json", *(folder / name for name in checkpoint.PACKING_FILES)):
+    for path in (folder / "config.json", *(folder / name for name in PACKING_FILES)):
         config = object_of(path, bounds.CONFIG_JSON_BYTES) if path.exists() else {}
         for given in (config, *(each for _, each in quantization_configs(config))):
             if isinstance(rules := given.get("dynamic"), Mapping) and rules:
@@ -581,7 +583,7 @@ def _rules(folder: Path) -> str | None:
 
 def _packs_head(path: Path) -> bool:
     """Whether the settings say that lm_head is packed."""
-    given = object_of(path / checkpoint.CONFIG, bounds.CONFIG_JSON_BYTES)
+    given = object_of(path / CONFIG, bounds.CONFIG_JSON_BYTES)
     return any(each.get("lm_head") is True for _, each in quantization_configs(given))
 
 

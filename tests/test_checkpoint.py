@@ -23,7 +23,7 @@ from damage import Patches, edited, edits, patches, places
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from harness.models import checkpoint, weights
+from harness.models import checkpoint, locate
 from harness.models import gguf as models_gguf
 from harness.models.checkpoint import Checkpoint, CheckpointError, read
 from harness.models.safetensors_files import SafetensorsError, read_header
@@ -306,8 +306,8 @@ def test_a_header_that_contradicts_its_tensors_is_refused_with_both(tmp_path, ke
     path = changed_gguf(tmp_path / "model.gguf", f"llama.{key}", value)
     with pytest.raises(CheckpointError, match=sentence):
         read(path)
-    with pytest.raises(weights.WeightsRefused, match=sentence):
-        weights.local(path)
+    with pytest.raises(locate.WeightsRefused, match=sentence):
+        locate.local(path)
 
 
 def test_what_a_header_leaves_out_is_what_llama_cpp_takes_it_for(tmp_path):
@@ -1079,7 +1079,7 @@ def hub_model(root: Path, *commits: str, main: str | None = None) -> Path:
 def test_a_models_folder_in_the_hubs_cache_stands_for_its_snapshot(tmp_path, commits, main, read_commit):
     folder = hub_model(tmp_path, *commits, main=main)
     assert read(folder).path == folder / "snapshots" / read_commit / "model.gguf"
-    assert weights.local(folder).path == folder / "snapshots" / read_commit / "model.gguf"
+    assert locate.local(folder).path == folder / "snapshots" / read_commit / "model.gguf"
 
 
 def test_several_snapshots_without_a_ref_are_named(tmp_path):

@@ -13,9 +13,9 @@ from test_packed_weights import GPTQ, cell, packed_entries, write_packed
 from test_weights import write_checkpoint
 
 from harness.campaign import forecast
-from harness.models import layout, weights
+from harness.models import layout, locate
 from harness.models.checkpoint import CheckpointError, read
-from harness.models.weights import WeightsError, WeightsRefused, WeightsUnavailable
+from harness.models.locate import WeightsError, WeightsRefused, WeightsUnavailable
 from harness.stacks.header import stacks
 from harness.theory import decoder
 from harness.theory.hf_config import packing_in
@@ -56,7 +56,7 @@ DEQUANTIZED = ("fp8, blocks of 128 x 128", "mxfp4")  # by transformers, while it
 @pytest.mark.parametrize("words", STORED)
 def test_a_checkpoint_is_what_it_is_stored_as_and_no_stack_takes_it_for_another(tmp_path, words):
     folder = quantized(tmp_path / "m", *STORED[words])
-    assert read(folder).quantization == weights.local(folder).quant == words
+    assert read(folder).quantization == locate.local(folder).quant == words
     widened = words in DEQUANTIZED
     why = (
         "; stack hf loads that, dequantized to its dtype, bnb does not"
@@ -151,7 +151,7 @@ def refused(folder: Path, sentence: str) -> None:
     with pytest.raises(CheckpointError, match=sentence):
         read(folder)
     with pytest.raises(WeightsRefused, match=sentence):
-        weights.local(folder)
+        locate.local(folder)
 
 
 def mixture(folder: Path) -> dict[str, Any]:

@@ -23,19 +23,13 @@ from harness.campaign.worker import Facts
 from harness.campaign.worker_memory import mechanism_here
 from harness.config import Experiment, MaxCtx, Weights, Windows, plan
 from harness.config.plan import Cell
-from harness.models import engine_files, served, weights
+from harness.models import check, engine_files, locate, make, served
 from harness.models.config_json import CONFIG
 from harness.models.engine_files import EngineFiles
 from harness.models.hub import from_hub
 from harness.models.layout import Layout
-from harness.models.weights import (
-    NotDequantized,
-    Ready,
-    WeightsError,
-    WeightsRefused,
-    WeightsUnavailable,
-    written,
-)
+from harness.models.locate import NotDequantized, Ready, WeightsError, WeightsRefused, WeightsUnavailable
+from harness.models.make import written
 from harness.stacks import build
 from harness.stacks.adopted import EnvironmentFailed, Interpreter
 from harness.stacks.header import Header, Options, stacks
@@ -93,12 +87,12 @@ class Producer:
     def checkpoint(self, cell: Cell) -> Ready:
         """The synthetic checkpoint of a cell's model. Raises WeightsError, CacheError."""
         model, seed = _described(cell), _seed(cell)
-        target = weights.checkpoint_path(model, seed)
-        if ready := weights.cached(target):
+        target = make.checkpoint_path(model, seed)
+        if ready := locate.cached(target):
             return ready
-        expected = parameters(model.decoder) * weights.CHECKPOINT_ELEMENT_BYTES
+        expected = parameters(model.decoder) * make.CHECKPOINT_ELEMENT_BYTES
         options = {"seed": seed, "threads": self.threads}
-        laid = weights.layout_of(model.config) if model.config else None
+        laid = make.layout_of(model.config) if model.config else None
         return self._make(cell, "synthesize", options, None, target, expected, layout=laid)
 
     def gguf(self, cell: Cell, given: Ready | None) -> Ready:
@@ -107,18 +101,18 @@ class Producer:
         Raises WeightsError, CacheError.
         """
         if given is None:
-            quant = cell.quant or weights.SOURCE_QUANT
+            quant = cell.quant or make.SOURCE_QUANT
             return self._converted(cell, synthetic_name(cell), self.checkpoint, quant)
         if given.format == "hf":
-            weights.check_convertible(given, cell.header.worker.converts)
-            quant = cell.quant or weights.SOURCE_QUANT
+            check.check_convertible(given, cell.header.worker.converts)
+            quant = cell.quant or make.SOURCE_QUANT
             made = self._converted(cell, given.fingerprint, lambda cell: given, quant)
             return replace(made, tokenizer=given.tokenizer, revision=given.revision)
-        weights.check_types(given, cell.header)
+        check.check_types(given, cell.header)
         if cell.quant in (None, given.quant):
             return given
-        weights.check_quantizable(given, str(cell.quant))
-        target = weights.quantized_path(given.fingerprint, str(cell.quant), self.quantizer(cell))
+        check.check_quantizable(given, str(cell.quant))
+        target = make.quantized_path(given.fingerprint, str(cell.quant), self.quantizer(cell))
         return self._quantized(cell, given, target)
 
     def engine_files(self, cell: Cell, given: Ready) -> EngineFiles:
@@ -144,7 +138,7 @@ class Producer:
         Raises WeightsError, CacheError.
         """
         made, packing, target = self.packed_target(cell, requested, given)
-        if ready := weights.cached(target):
+        if ready := locate.cached(target):
             return ready
         source = given or self.checkpoint(cell)
         options = {"format": packing.method, "bits": packing.bits, "group_size": packing.group_size}
@@ -162,19 +156,19 @@ class Producer:
         if made is None or not made.is_dense:
             kind = given.architecture if given else "without a shape"
             raise WeightsError(f"model {cell.model.name} is {kind}, which cannot be packed")
-        packing = weights.grouped_layers(requested, made)
+        packing = make.grouped_layers(requested, made)
         name = given.fingerprint if given else synthetic_name(cell)
-        return made, packing, weights.packed_path(name, packing)
+        return made, packing, make.packed_path(name, packing)
 
     def unpacked(self, cell: Cell, ready: Ready) -> Ready:
         """A packed checkpoint unpacked to 16 bits: the reference for the kernels of its stacks.
 
         Raises WeightsError, CacheError.
         """
-        target = weights.unpacked_path(ready.fingerprint)
-        made = weights.cached(target)
+        target = make.unpacked_path(ready.fingerprint)
+        made = locate.cached(target)
         if made is None:
-            expected = ready.sizes["parameters"] * weights.CHECKPOINT_ELEMENT_BYTES
+            expected = ready.sizes["parameters"] * make.CHECKPOINT_ELEMENT_BYTES
             options = {"threads": self.threads}
             made = self._make(cell, "unpack", options, ready.path, target, expected)
         return replace(made, tokenizer=ready.tokenizer, revision=ready.revision)
@@ -191,9 +185,9 @@ class Producer:
             if given.format != "gguf":
                 raise
             self.say(f"dequantized to a GGUF, not to a checkpoint: {failure}")
-        options: Options = {"quant": weights.SOURCE_QUANT, "threads": self.threads, "requantize": True}
-        target = weights.dequantized_path(given.fingerprint, options).with_suffix(".gguf")
-        expected = given.sizes["parameters"] * weights.CHECKPOINT_ELEMENT_BYTES
+        options: Options = {"quant": make.SOURCE_QUANT, "threads": self.threads, "requantize": True}
+        target = make.dequantized_path(given.fingerprint, options).with_suffix(".gguf")
+        expected = given.sizes["parameters"] * make.CHECKPOINT_ELEMENT_BYTES
         return self._make(cell, "quantize", options, given.path, target, expected)
 
     def _checkpoint_of(self, cell: Cell, given: Ready, original: Ready | None) -> Ready:
@@ -213,8 +207,8 @@ class Producer:
             made = described.decoder
             if made is None or not made.is_dense:
                 raise NotDequantized(f"{given.path}: is {given.architecture}, which is not dequantized here")
-        target = weights.dequantized_path(given.fingerprint, {"stack": cell.variant.stack, **options})
-        expected = given.sizes["parameters"] * weights.CHECKPOINT_ELEMENT_BYTES
+        target = make.dequantized_path(given.fingerprint, {"stack": cell.variant.stack, **options})
+        expected = given.sizes["parameters"] * make.CHECKPOINT_ELEMENT_BYTES
         return self._make(cell, "dequantize", options, given.path, target, expected, files, made, laid)
 
     def differences(self, cell: Cell, folder: Path, original: Path) -> Facts:
@@ -235,18 +229,18 @@ class Producer:
 
     def _converted(self, cell: Cell, name: str, source: Callable[[Cell], Ready], quant: str) -> Ready:
         """The GGUF of a checkpoint. Calls `source` only if the checkpoint has to be read."""
-        target = weights.converted_path(name, quant, self.quantizer(cell))
-        if ready := weights.cached(target):
+        target = make.converted_path(name, quant, self.quantizer(cell))
+        if ready := locate.cached(target):
             return ready
-        if quant not in weights.FULL_TYPES:
-            return self._quantized(cell, self._converted(cell, name, source, weights.SOURCE_QUANT), target)
+        if quant not in make.FULL_TYPES:
+            return self._quantized(cell, self._converted(cell, name, source, make.SOURCE_QUANT), target)
         given = source(cell)
         expected = given.sizes["parameters"] * element_bytes(quant)
         laid = _gguf_layout(given) if given.not_dense else None
         return self._make(cell, "convert", {"dtype": quant}, given.path, target, expected, layout=laid)
 
     def _quantized(self, cell: Cell, source: Ready, target: Path) -> Ready:
-        if ready := weights.cached(target):
+        if ready := locate.cached(target):
             return ready
         # Synthetic weights stand in for published files; a user's own are quantized as llama.cpp does it.
         # Of models that are not dense today's rules give the published sizes.
@@ -254,7 +248,7 @@ class Producer:
         as_published = is_dense and cell.source is not None and cell.source.kind == "synthetic"
         options = {"quant": cell.quant, "threads": self.threads, "as_published": as_published}
         assert source.header is not None  # it is a GGUF
-        expected = weights.quantized_bytes(source.header, str(cell.quant))
+        expected = make.quantized_bytes(source.header, str(cell.quant))
         return self._make(cell, "quantize", options, source.path, target, expected)
 
     def _make(
@@ -277,7 +271,7 @@ class Producer:
                 files |= dict(more or {})
                 request = self.request(cell, job, source, made, layout, options=dict(options), files=files)
                 self.run(cell, request, f"{cell.model.name} {target.stem}")
-        return weights.local(target)
+        return locate.local(target)
 
     def request(
         self,
@@ -318,7 +312,7 @@ class Producer:
 
 def synthetic_name(cell: Cell) -> str:
     """The name of the synthetic checkpoint of a cell's model, unique to it. Raises WeightsError."""
-    return weights.synthetic_name(_described(cell), _seed(cell))
+    return make.synthetic_name(_described(cell), _seed(cell))
 
 
 def _seed(cell: Cell) -> int:
@@ -329,13 +323,13 @@ def _described(cell: Cell) -> Described:
     model = cell.model.described
     if model is None:
         raise WeightsError(f"model {cell.model.name} has no shape to synthesize")
-    weights.check_synthetic(model, cell.weights_format, cell.header)
+    check.check_synthetic(model, cell.weights_format, cell.header)
     return model
 
 
 def _gguf_layout(given: Ready) -> Layout:
     """The GGUF layout for a checkpoint. Raises WeightsUnavailable."""
-    return weights.gguf_layout_of(files.object_of(given.path / CONFIG, bounds.CONFIG_JSON_BYTES))
+    return make.gguf_layout_of(files.object_of(given.path / CONFIG, bounds.CONFIG_JSON_BYTES))
 
 
 # Prepare the interpreter, weights and prompt of a cell before it is timed. Makes missing weights.
@@ -410,7 +404,7 @@ class Preparation:
         """Identifies the cell's weights before they are made or converted, and the further files; null if
         they are unavailable."""
         try:
-            further = [weights.local(path).fingerprint for path in cell.further_files]
+            further = [locate.local(path).fingerprint for path in cell.further_files]
             return "-".join([self._weights_fingerprint(cell), *further])
         except WeightsError:
             return None
@@ -430,8 +424,8 @@ class Preparation:
             return f"{name}-{cell.quant}"
         if cell.weights_format == "hf":
             return name
-        quant = cell.quant or weights.SOURCE_QUANT
-        path = weights.converted_path(name, quant, self._producer.quantizer(cell))
+        quant = cell.quant or make.SOURCE_QUANT
+        path = make.converted_path(name, quant, self._producer.quantizer(cell))
         return f"{name}-{path.parent.name}-{quant}"
 
     def _server(self, options: Options) -> str:
@@ -464,7 +458,7 @@ class Preparation:
         with _not_ready():
             ready = self._loaded(cell, self._given(cell))
             for path in cell.further_files:
-                weights.local(path)
+                locate.local(path)
         return ready if ready.tokenizer else replace(ready, tokenizer=_tokenizer_of(cell))
 
     def _loaded(self, cell: Cell, given: Ready | None) -> Ready:
@@ -525,20 +519,20 @@ class Preparation:
         """
         source, stack = cell.source, cell.variant.stack
         if source is None or source.kind == "served":
-            raise weights.not_named(cell.model.name, cell.weights_format)
+            raise locate.not_named(cell.model.name, cell.weights_format)
         if source.kind == "synthetic":
             return None
         if source.kind == "path":
-            given = weights.local(Path(str(source.path)))
+            given = locate.local(Path(str(source.path)))
         elif source.file is not None and cell.weights_format != "gguf":  # known before the download
             name = f"{source.repo}/{source.file}"
             raise WeightsError(f"stack {stack} needs a Hugging Face checkpoint, but {name} is a GGUF")
         else:
             given = self._of_hub(cell, source)
         if cell.weights_format != "gguf":
-            weights.check_loadable(given, cell.packing, cell.header, cell.options(self.threads))
+            check.check_loadable(given, cell.packing, cell.header, cell.options(self.threads))
         if cell.model.made is not None:
-            weights.check_shape(given, cell.model.made)
+            check.check_shape(given, cell.model.made)
         return given
 
     def _of_hub(self, cell: Cell, source: Weights) -> Ready:
@@ -560,7 +554,7 @@ def _tokenizer_of(cell: Cell) -> Path | None:
     """The tokenizer of the local checkpoint that the config names besides the cell's own weights; null:
     none."""
     checkpoint = cell.model.of_format.get("hf")
-    path = checkpoint and checkpoint.path and Path(checkpoint.path) / weights.TOKENIZER
+    path = checkpoint and checkpoint.path and Path(checkpoint.path) / locate.TOKENIZER
     return path if path and path.is_file() else None
 
 

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
-import random
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
-from functools import cache
-from pathlib import Path
 from typing import Any
 
-from harness.models import gguf
-from harness.models.gguf import Value, head_dim_of, rotary_of
+from harness.models import gguf_keys
+from harness.models.gguf_keys import Value, head_dim_of, rotary_of
 from harness.theory.architectures import decoder_of, text_model
 from harness.theory.decoder import Decoder
 from harness.theory.hf_config import Settings
@@ -265,7 +261,7 @@ def of(config: Config) -> Layout:
     return Layout(
         config={"architectures": [family.causal], "pad_token_id": None, **kept, "torch_dtype": "bfloat16"},
         architecture=model.arch,
-        metadata=gguf.metadata_keys(text, model),
+        metadata=gguf_keys.metadata_keys(text, model),
         rows=rows,
         tied=model.tied,
         layers=model.count,
@@ -296,53 +292,3 @@ def _row(name: str, kind: str, dims: tuple[int, ...], family: _Family, head_dim:
     if family.rotated and base in ("attn_q", "attn_k"):
         return Row(name, kind, dims, there, "rotated", dims[0] // head_dim)
     return Row(name, kind, dims, there)
-
-
-# Hash a sample of files: those of equal headers, sizes and times may hold other values.
-
-
-PIECE = 1 << 20
-PIECES = 64  # and the first and the last one: 66 MiB of 40 GB, in 0.1 s from memory and 1 s from a slow disk
-
-_File = tuple[Path, int, tuple[int, ...]]
-
-
-def sampled(paths: Sequence[Path]) -> str:
-    """16 digits of a hash of the files, one after the other: of their first and last MiB, and of one MiB at
-    a random place in each 64th between; of all bytes if they are fewer.
-
-    The places follow from the size alone, so a copy has the same hash. Raises OSError.
-    """
-    return _hash(tuple(_identified(path) for path in paths))
-
-
-def _identified(path: Path) -> _File:
-    """The file with its size, and with values that change on every write, even if its time does not."""
-    status = path.stat()
-    return path, status.st_size, (status.st_dev, status.st_ino, status.st_mtime_ns, status.st_ctime_ns)
-
-
-@cache  # a campaign opens the same weights for every cell
-def _hash(files: tuple[_File, ...]) -> str:
-    total = sum(size for _, size, _ in files)
-    places: Sequence[int] = range(0, total, PIECE)
-    if len(places) > PIECES + 2:
-        chance, end = random.Random(total), total - PIECE
-        places = [0, *(int(end * (i + chance.random()) / PIECES) for i in range(PIECES)), end]
-    found = hashlib.sha256()
-    for place in places:
-        for part in _piece(files, place):
-            found.update(part)
-    return found.hexdigest()[:16]
-
-
-def _piece(files: tuple[_File, ...], at: int) -> Iterator[bytes]:
-    left = PIECE
-    for path, size, _ in files:
-        if at < size and left:
-            with path.open("rb") as file:
-                file.seek(at)
-                part = file.read(left)
-            left -= len(part)
-            yield part
-        at = max(0, at - size)

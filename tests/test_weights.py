@@ -35,7 +35,6 @@ from harness.config import Decode, Model, Variant, Weights
 from harness.config.plan import Cell
 from harness.models import check, locate, make
 from harness.models.locate import WeightsError
-from harness.stacks.header import stacks
 from harness.theory import decoder, tensors
 from harness.theory.hf_config import SHAPES
 from harness.theory.known_models import Described
@@ -163,7 +162,7 @@ def test_an_architecture_that_only_transformers_knows_is_taken_but_not_converted
     assert ready.sizes["parameters"] == decoder.parameters(TINY)
     assert ready.vocab_size == TINY.vocab_size
     with pytest.raises(WeightsError, match="is gemma9, which is not converted to GGUF"):
-        check.check_convertible(ready, stacks()["llamacpp"].converts)
+        check.check_convertible(ready)
 
 
 def test_a_folder_with_one_gguf_is_that_gguf(tmp_path):

@@ -544,7 +544,7 @@ def _check(cell: Cell, ready: Ready) -> None:
     if cell.weights_format != "gguf":
         check.check_loadable(ready, cell.packing, cell.header, cell.options(threads=1))
     elif ready.format == "hf":
-        check.check_convertible(ready, cell.header.worker.converts)
+        check.check_convertible(ready)
     else:
         check.check_types(ready, cell.header)
         if cell.quant not in (None, ready.quant):

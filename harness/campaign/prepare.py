@@ -33,7 +33,7 @@ from harness.models.make import written
 from harness.stacks import build
 from harness.stacks.adopted import EnvironmentFailed, Interpreter
 from harness.stacks.header import Header, Options, stacks
-from harness.theory.decoder import Decoder, dense_fields, parameters
+from harness.theory.decoder import Decoder, parameters
 from harness.theory.known_models import Described
 from harness.theory.tensors import Packing, element_bytes, of_shape, packed_bytes
 from runners.answers import api_key
@@ -92,8 +92,8 @@ class Producer:
             return ready
         expected = parameters(model.decoder) * make.CHECKPOINT_ELEMENT_BYTES
         options = {"seed": seed, "threads": self.threads}
-        laid = make.layout_of(model.config) if model.config else None
-        return self._make(cell, "synthesize", options, None, target, expected, layout=laid)
+        laid = make.layout_of(make.config_of(model))
+        return self._make(cell, "synthesize", options, None, target, expected, laid)
 
     def gguf(self, cell: Cell, given: Ready | None) -> Ready:
         """The GGUF that a cell loads, made from given weights or from its synthetic checkpoint.
@@ -104,7 +104,7 @@ class Producer:
             quant = cell.quant or make.SOURCE_QUANT
             return self._converted(cell, synthetic_name(cell), self.checkpoint, quant)
         if given.format == "hf":
-            check.check_convertible(given, cell.header.worker.converts)
+            check.check_convertible(given)
             quant = cell.quant or make.SOURCE_QUANT
             made = self._converted(cell, given.fingerprint, lambda cell: given, quant)
             return replace(made, tokenizer=given.tokenizer, revision=given.revision)
@@ -192,24 +192,16 @@ class Producer:
 
     def _checkpoint_of(self, cell: Cell, given: Ready, original: Ready | None) -> Ready:
         """`given` dequantized to a checkpoint. Raises WeightsError, CacheError."""
-        described, options = original or given, cell.options(self.threads)
-        files: dict[str, str] = {}
-        made: Decoder | None = None
+        options = cell.options(self.threads)
         laid: Layout | None = None
-        if given.format == "gguf" and described.format == "hf" and described.not_dense:
+        if given.format == "gguf":
             try:
-                laid = _gguf_layout(described)
+                laid = _gguf_layout(original or given)
             except WeightsUnavailable as why:
                 raise NotDequantized(str(why)) from why
-        elif given.format == "gguf" and described.format == "hf":
-            files["config"] = str(described.path / "config.json")
-        elif given.format == "gguf":
-            made = described.decoder
-            if made is None or not made.is_dense:
-                raise NotDequantized(f"{given.path}: is {given.architecture}, which is not dequantized here")
         target = make.dequantized_path(given.fingerprint, {"stack": cell.variant.stack, **options})
         expected = given.sizes["parameters"] * make.CHECKPOINT_ELEMENT_BYTES
-        return self._make(cell, "dequantize", options, given.path, target, expected, files, made, laid)
+        return self._make(cell, "dequantize", options, given.path, target, expected, laid)
 
     def differences(self, cell: Cell, folder: Path, original: Path) -> Facts:
         """Two checkpoints, tensor by tensor: see runners/weights/layout.py. Raises WeightsError."""
@@ -236,8 +228,8 @@ class Producer:
             return self._quantized(cell, self._converted(cell, name, source, make.SOURCE_QUANT), target)
         given = source(cell)
         expected = given.sizes["parameters"] * element_bytes(quant)
-        laid = _gguf_layout(given) if given.not_dense else None
-        return self._make(cell, "convert", {"dtype": quant}, given.path, target, expected, layout=laid)
+        laid = _gguf_layout(given)
+        return self._make(cell, "convert", {"dtype": quant}, given.path, target, expected, laid)
 
     def _quantized(self, cell: Cell, source: Ready, target: Path) -> Ready:
         if ready := locate.cached(target):
@@ -259,17 +251,14 @@ class Producer:
         source: Path | None,
         target: Path,
         expected_bytes: float,
-        more: Mapping[str, str] | None = None,
-        made: Decoder | None = None,
         layout: Layout | None = None,
     ) -> Ready:
-        """Run a job that writes a large file or folder, if it is not there. `more`: files besides source and
-        target; `made`: null for the cell's model; `layout`: of one that is not dense."""
+        """Run a job that writes a large file or folder, if it is not there. `layout`: for a job that makes
+        tensors of others, or of nothing."""
         with written(target, expected_bytes, f"{target.name} of {cell.model.name}") as partial:
             if partial is not None:
                 files = {"target": str(partial)} | ({"source": str(source)} if source else {})
-                files |= dict(more or {})
-                request = self.request(cell, job, source, made, layout, options=dict(options), files=files)
+                request = self.request(cell, job, source, layout, options=dict(options), files=files)
                 self.run(cell, request, f"{cell.model.name} {target.stem}")
         return locate.local(target)
 
@@ -278,14 +267,12 @@ class Producer:
         cell: Cell,
         job: str,
         path: Path | None,
-        made: Decoder | None = None,
         layout: Layout | None = None,
         **fields: Any,
     ) -> Request:
-        """A job for the cell's stack and model. `path`: the weights that it loads or reads; `made`: null for
-        the cell's model; `layout`: of one that is not dense, for jobs that make its files."""
-        shape = dense_fields(made or cell.model.made)
-        model = {"name": cell.model.name, "path": str(path) if path else None, "shape": shape}
+        """A job for the cell's stack and model. `path`: the weights that it loads or reads; `layout`: for
+        jobs that make its files."""
+        model: dict[str, Any] = {"name": cell.model.name, "path": str(path) if path else None, "shape": None}
         model |= {"layout": layout.plain()} if layout else {}
         return Request(job, cell.header.worker.stack, self.device_id, model, **fields)
 
@@ -328,8 +315,16 @@ def _described(cell: Cell) -> Described:
 
 
 def _gguf_layout(given: Ready) -> Layout:
-    """The GGUF layout for a checkpoint. Raises WeightsUnavailable."""
-    return make.gguf_layout_of(files.object_of(given.path / CONFIG, bounds.CONFIG_JSON_BYTES))
+    """The tensors of a checkpoint in a GGUF, or of a dense model's GGUF in a checkpoint. Raises
+    WeightsUnavailable."""
+    if given.header is None:
+        return make.gguf_layout_of(files.object_of(given.path / CONFIG, bounds.CONFIG_JSON_BYTES))
+    if given.decoder is None or not given.decoder.is_dense:
+        raise WeightsUnavailable(f"{given.path}: is {given.architecture}, which is not dequantized here")
+    scaling = given.header.metadata.get(f"{given.architecture}.rope.scaling.type")
+    if "rope_freqs.weight" in given.header.tensors or scaling not in (None, "none"):
+        raise WeightsUnavailable(f"{given.path}: has rope scaling, which needs the model's config.json")
+    return make.gguf_layout_of(make.config_of(Described(given.decoder)))
 
 
 # Prepare the interpreter, weights and prompt of a cell before it is timed. Makes missing weights.

@@ -14,7 +14,7 @@ from harness.models.checkpoint import CheckpointError
 from harness.models.config_json import CONFIG, PACKING_FILES, read_config_json, separate_packing
 from harness.models.gguf_keys import rotary_of
 from harness.models.locate import Ready, WeightsError, WeightsRefused, WeightsUnavailable, attention
-from harness.models.make import FULL_TYPES, gguf_layout_of, layout_of
+from harness.models.make import FULL_TYPES, config_of, gguf_layout_of, layout_of
 from harness.models.packed_layers import mismatch, of_layer
 from harness.stacks.header import Header, Options, stacks
 from harness.theory import tensors
@@ -66,21 +66,18 @@ def check_quantizable(ready: Ready, quant: str) -> None:
         raise WeightsError(f"{ready.path}: is {stored}; {quant} was requested, which needs f16 weights")
 
 
-def check_convertible(ready: Ready, converts: Mapping[str, Sequence[str]]) -> None:
+def check_convertible(ready: Ready) -> None:
     """Raises WeightsError for a checkpoint that is not converted to GGUF: quantized already, of another
-    architecture, or computed differently there. `converts`: of the stack's header."""
+    architecture, or computed differently there."""
     if ready.quant not in FULL_TYPES:
         stored = ready.quant or "of an unknown type"
         raise WeightsRefused(f"{ready.path}: is {stored}; only 16- and 32-bit weights are converted to GGUF")
-    kind = ready.architecture
-    if kind not in (layout.KINDS if ready.not_dense else converts):
-        raise WeightsUnavailable(f"{ready.path}: is {kind}, which is not converted to GGUF here")
-    config = object_of(ready.path / CONFIG, bounds.CONFIG_JSON_BYTES)
+    if ready.architecture not in layout.KINDS:
+        raise WeightsUnavailable(
+            f"{ready.path}: is {ready.architecture}, which is not converted to GGUF here"
+        )
     try:
-        if ready.not_dense:
-            layout.check_gguf(config)
-        elif (rope := rotary_of(config).kind) not in ("default", *converts[str(kind)]):
-            raise layout.NoLayout(f"rope scaling {shown(rope)} of {kind} is not converted")
+        layout.check_gguf(object_of(ready.path / CONFIG, bounds.CONFIG_JSON_BYTES))
     except (ConfigJsonError, layout.NoLayout) as why:
         raise WeightsUnavailable(f"{ready.path}: {why}") from why
 
@@ -88,16 +85,13 @@ def check_convertible(ready: Ready, converts: Mapping[str, Sequence[str]]) -> No
 def check_synthetic(model: Described, form: str, header: Header) -> None:
     """Raises WeightsUnavailable for a model that cannot be synthesized in a stack's format, or that its
     engine does not run."""
-    made = model.decoder
-    dense = {"model_type": "mistral" if made.arch == "llama" and made.window else made.arch}
-    _check_architecture("a model of this shape", header, model.config or dense)
-    if model.config is None:
-        return
-    if form in FORMATS:
+    config = config_of(model)
+    _check_architecture("a model of this shape", header, config)
+    if form in FORMATS and not model.decoder.is_dense:
         raise WeightsUnavailable(
             f"only dense models are packed as {form} here; this one is {model.decoder.arch}"
         )
-    (gguf_layout_of if form == "gguf" else layout_of)(model.config)
+    (gguf_layout_of if form == "gguf" else layout_of)(config)
 
 
 def _check_architecture(name: str, header: Header, config: Mapping[str, Any]) -> None:

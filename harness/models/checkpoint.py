@@ -273,7 +273,7 @@ def _safetensors(
         raise CheckpointError(f"{path}: has no lm_head, and its config.json does not tie it to the embedding")
     if made and (needs_shape or made.is_dense):
         check_sizes(made, of_text)
-    if made and config and not made.is_dense:
+    if made and config:
         check_layout(config, of_text)
     if tied:
         check_copy([folder / name for name in shards], ours)

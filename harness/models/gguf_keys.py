@@ -21,6 +21,10 @@ _THETA = {
     **dict.fromkeys(("gemma3_text", "gemma3", "lfm2", "lfm2_moe", "mixtral"), 1e6),
 }
 _EPSILON = {"qwen3_moe": 1e-6, "gemma3_text": 1e-6, "gemma3": 1e-6}
+_UNREAD_OF_DENSE = (
+    *("attention.layer_norm_epsilon", "attention.shared_kv_layers"),
+    *("logit_scale", "rope.dimension_sections"),
+)
 _NO_CACHE_IN_SOME = ("granitehybrid", "nemotron_h", "nemotron_h_moe", "lfm2", "lfm2moe")
 # ExpertGatingFuncType, for architectures that read it: softmax, sigmoid.
 _GATING = {"deepseek_v2": 1, **dict.fromkeys(("deepseek_v3", "kimi_k2", "glm4_moe", "glm4_moe_lite"), 2)}
@@ -34,7 +38,9 @@ def metadata_keys(config: Mapping[str, Any], model: Decoder) -> dict[str, Value]
     if model.experts:
         found |= _experts(config, model)
     read = settings_of(config, "config.json")
-    if window := read.count("sliding_window", most=MOST_TOKENS, default=0, least=0):
+    # llama.cpp's llama, qwen2 and qwen3 have no window, whatever the key says.
+    window = 0 if model.is_dense else read.count("sliding_window", most=MOST_TOKENS, default=0, least=0)
+    if window:
         found["attention.sliding_window"] = window
     if model.arch == "deepseek2":
         found |= {
@@ -46,12 +52,14 @@ def metadata_keys(config: Mapping[str, Any], model: Decoder) -> dict[str, Value]
     if "conv_L_cache" in config:
         found["shortconv.l_cache"] = config["conv_L_cache"]
     found |= _states(config, model.hidden_size)
-    return {key: value for key, value in found.items() if value is not None}
+    unread = _UNREAD_OF_DENSE if model.is_dense else ()
+    return {key: value for key, value in found.items() if value is not None and key not in unread}
 
 
 @dataclass(frozen=True)
 class Rotary:
-    """How positions are rotated. `original`: the context before it was scaled; 0: not known."""
+    """How positions are rotated. `original`: the context before it was scaled; 0: not known. `stated`: the
+    keys of the scaling."""
 
     kind: str
     theta: float
@@ -59,6 +67,9 @@ class Rotary:
     factor: float
     truncate: bool
     original: int
+    low_freq_factor: float
+    high_freq_factor: float
+    stated: frozenset[str]
 
 
 def rotary_of(config: Mapping[str, Any]) -> Rotary:
@@ -81,6 +92,9 @@ def rotary_of(config: Mapping[str, Any]) -> Rotary:
         factor=scaling.number("factor", 1e6, default=1.0),
         truncate=scaling.get("truncate") is not False,
         original=holder(scaling, original).count(original, most=MOST_TOKENS, default=0, least=0),
+        low_freq_factor=scaling.number("low_freq_factor", 1e6, default=1.0),
+        high_freq_factor=scaling.number("high_freq_factor", 1e6, default=4.0),
+        stated=frozenset(key for key, value in scaling.items() if value is not None),
     )
 
 
@@ -108,7 +122,7 @@ def _sizes(config: Mapping[str, Any], model: Decoder) -> dict[str, Value | None]
         ffn = config["shared_intermediate_size"]
     if model.arch == "lfm2":
         ffn = model.ffn
-    epsilon: float = _EPSILON.get(config["model_type"], 1e-5)
+    epsilon: float = model.norm_eps or _EPSILON.get(config["model_type"], 1e-5)
     for key in ("rms_norm_eps", "norm_eps", "layer_norm_eps", "norm_epsilon"):
         epsilon = settings_of(config, "config.json").number(key, 1.0, default=epsilon)
     return {

@@ -92,6 +92,14 @@ def grouped_layers(requested: Packing, made: Decoder) -> Packing:
     raise WeightsError(f"cannot be packed: {odd} inputs of a matrix are not a multiple of {_GROUPS[-1]}")
 
 
+def config_of(model: Described) -> layout.Config:
+    """config.json of a model that is to be synthesized. Raises WeightsUnavailable."""
+    try:
+        return model.config or layout.dense_config(model.decoder)
+    except NoLayout as why:
+        raise WeightsUnavailable(str(why)) from why
+
+
 def layout_of(config: layout.Config) -> Layout:
     """Raises WeightsUnavailable."""
     try:

@@ -12,7 +12,7 @@ from harness.models.gguf_model import Contradiction
 from harness.models.safetensors_files import FLOATS, samples
 from harness.theory.decoder import Decoder
 from harness.theory.hf_config import ConfigJsonError
-from harness.theory.tensors import Tensor, linears
+from harness.theory.tensors import Tensor
 
 LAYER = re.compile(r"(?:^|\.)layers\.([0-9]{1,9})\.")
 _WHOLE = (*FLOATS, "f8_e4m3", "f8_e5m2")  # an element is a weight
@@ -37,8 +37,7 @@ def check_copy(files: Iterable[Path], tensors: Iterable[Tensor]) -> None:
 
 
 def check_sizes(made: Decoder, tensors: Iterable[Tensor]) -> None:
-    """Raise Contradiction unless config.json matches the layers, the experts, and the matrices that are
-    stored one element to a weight."""
+    """Raise Contradiction unless config.json matches the layers, the experts and the vocabulary."""
     numbered = {int(found[1]) for tensor in tensors if (found := LAYER.search(tensor.name))}
     layers = made.count
     # Layers that predict a second token follow the last, and are not loaded.
@@ -48,17 +47,17 @@ def check_sizes(made: Decoder, tensors: Iterable[Tensor]) -> None:
     if experts and len(experts) != made.experts:
         raise Contradiction(f"has {len(experts)} experts, and its config.json says {made.experts}")
     vocabulary = (made.vocab_size, made.hidden_size)
-    sizes = {"embedding": vocabulary, "lm_head": vocabulary} | (_linear(made) if made.is_dense else {})
     for tensor in tensors:
-        size = sizes.get(tensor.part) if tensor.name.endswith(".weight") else None
-        if size and tensor.type in _WHOLE and tensor.dims != size:
+        is_table = tensor.part in ("embedding", "lm_head") and tensor.name.endswith(".weight")
+        if is_table and tensor.type in _WHOLE and tensor.dims != vocabulary:
             raise Contradiction(
-                f"its {tensor.name[:60]} is {_by(tensor.dims)}, and its config.json says {_by(size)}"
+                f"its {tensor.name[:60]} is {_by(tensor.dims)}, and its config.json says {_by(vocabulary)}"
             )
 
 
 def check_layout(config: Path, tensors: Iterable[Tensor]) -> None:
-    """Like _check_sizes, for matrices of a model that is not dense, if the layout is known."""
+    """Raise Contradiction unless config.json matches the layers' matrices that are stored one element to a
+    weight. Checks nothing of a model whose layout is not known."""
     try:
         rows = layout.of(files.object_of(config, bounds.CONFIG_JSON_BYTES)).rows
     except (ConfigJsonError, layout.NoLayout):
@@ -73,11 +72,6 @@ def check_layout(config: Path, tensors: Iterable[Tensor]) -> None:
             raise Contradiction(
                 f"its {tensor.name[:60]} is {_by(tensor.dims)}, and its config.json says {_by(size)}"
             )
-
-
-def _linear(made: Decoder) -> dict[str, tuple[int, int]]:
-    """The size of each matrix of a layer, by part."""
-    return {tensor.part: (tensor.dims[0], tensor.dims[1]) for tensor in linears(made)}
 
 
 def _by(dims: Iterable[int]) -> str:

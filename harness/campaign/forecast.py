@@ -243,7 +243,7 @@ def apart(cell: Cell, ready: Ready | None, options: Options) -> Apart | None:
 def _tensors(cell: Cell, ready: Ready | None) -> Sequence[Tensor]:
     """The tensors as the stack loads them; empty if unknown."""
     if ready and ready.header and cell.quant in (None, ready.quant):
-        return [Tensor(each.name, each.type, each.dims, each.bytes) for each in ready.header.listed()]
+        return [*ready.header.tensors.values()]
     made = made_of(cell, ready)
     return quantized(made, cell.quant or make.SOURCE_QUANT) if made else ()
 

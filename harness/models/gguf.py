@@ -15,8 +15,7 @@ from harness.base import bounds
 from harness.base.text import plural, printable
 from harness.models import not_a_model
 from harness.theory import tensors
-from harness.theory.tensors import Sizes, bytes_by_type, read_in_part
-from harness.theory.tensors import Tensor as Listed
+from harness.theory.tensors import Sizes, Tensor, bytes_by_type, read_in_part
 
 # Read a GGUF header: scalars and tensor sizes; weights and the vocabulary's strings are skipped.
 #
@@ -58,16 +57,6 @@ class Budget:
 
 
 @dataclass(frozen=True)
-class Tensor:
-    """`shape`: as ggml counts it, elements of a row first."""
-
-    type: str
-    shape: tuple[int, ...]
-    offset: int
-    bytes: int
-
-
-@dataclass(frozen=True)
 class GgufHeader:
     """`metadata`: scalars and short strings; those in `arrays` are arrays, and their value is their length.
 
@@ -96,7 +85,7 @@ class GgufHeader:
         that of most of the layers' matrices; null without matrices."""
         number = self.integer("general.file_type")
         named = None if number is None else tensors.FILE_TYPES.get(number)
-        return tensors.type_of_file(self.listed(), named)
+        return tensors.type_of_file([*self.tensors.values()], named)
 
     @property
     def synthetic(self) -> bool:
@@ -107,7 +96,7 @@ class GgufHeader:
     def vocab_size(self) -> int | None:
         """Rows of the input embedding, the number of token ids; null if it is missing or malformed."""
         embedding = self.tensors.get("token_embd.weight")
-        return embedding.shape[1] if embedding and len(embedding.shape) == 2 else None
+        return embedding.dims[0] if embedding and len(embedding.dims) == 2 else None
 
     @property
     def has_vocabulary(self) -> bool:
@@ -115,13 +104,13 @@ class GgufHeader:
 
     def weights(self) -> Sizes:
         """Bytes and elements of all tensors, by type."""
-        stored, decoded = self.listed(), self.decoded()
-        by_type = bytes_by_type(stored)
+        decoded = self.decoded()
+        by_type = bytes_by_type(self.tensors.values())
         draft_bytes = sum(by_type.values()) - sum(tensor.bytes for tensor in decoded)
         embedding = self.tensors.get("token_embd.weight")
         return {
             "model_bytes": sum(by_type.values()),
-            "parameters": sum(tensor.elements for tensor in stored),
+            "parameters": sum(tensor.elements for tensor in self.tensors.values()),
             "bytes_by_type": by_type,
             "input_embedding_bytes": embedding.bytes if embedding else 0,
             "tied": "output.weight" not in self.tensors,
@@ -147,20 +136,16 @@ class GgufHeader:
         whole = isinstance(value, int) and not isinstance(value, bool) and key not in self.arrays
         return value if whole else None
 
-    def listed(self) -> list[Listed]:
-        """The tensors with the outermost dimension first."""
-        return [Listed(name, t.type, t.shape[::-1], t.bytes) for name, t in self.tensors.items()]
-
     @property
     def draft_layers(self) -> int:
         """The last layers that only draft a next token (multi-token prediction): plain decode does not load
         them."""
         return self._count("nextn_predict_layers") or 0
 
-    def decoded(self) -> list[Listed]:
-        """The tensors of `listed`, without the draft layers."""
-        end = (self._count("block_count") or 0) - self.draft_layers
-        return [t for t in self.listed() if not self.draft_layers or tensors.layer_of(t.name) < end]
+    def decoded(self) -> list[Tensor]:
+        """The tensors without the draft layers."""
+        drafts, end = self.draft_layers, (self._count("block_count") or 0) - self.draft_layers
+        return [t for t in self.tensors.values() if not drafts or tensors.layer_of(t.name) < end]
 
     def _count(self, key: str) -> int | None:
         value = self.integer(f"{self.architecture}.{key}")
@@ -210,6 +195,7 @@ def _header(reader: _Reader) -> GgufHeader:
         if kind == _ARRAY:
             arrays.add(key)
     tensors: dict[str, Tensor] = {}
+    offsets: list[int] = []
     for read_so_far in range(n_tensors):
         length = reader.peek(_WORD.size)
         if len(length) == _WORD.size and not 0 < _WORD.unpack(length)[0] <= bounds.GGUF_STRING_BYTES:
@@ -220,12 +206,13 @@ def _header(reader: _Reader) -> GgufHeader:
         name = reader.string()
         if name in tensors:
             raise GgufError(f"tensor {name[:60]!r} occurs twice")
-        tensors[name] = _tensor(reader, name[:60])
+        tensors[name], offset = _tensor(reader, name)
+        offsets.append(offset)
     header = GgufHeader(metadata, tensors, reader.digest.hexdigest()[:16], frozenset(arrays))
     for key in (*_SPLIT_KEYS, "general.alignment"):
         if key in metadata and header.integer(key) is None:
             raise GgufError(f"{key} is not a whole number")
-    return replace(header, end=_data_end(header, reader))
+    return replace(header, end=_data_end(header, offsets, reader))
 
 
 def _not_gguf(start: bytes) -> str:
@@ -233,23 +220,25 @@ def _not_gguf(start: bytes) -> str:
     return f"not a GGUF file: it begins with {begins}, not GGUF; fetch it again, or name another"
 
 
-def _tensor(reader: _Reader, name: str) -> Tensor:
+def _tensor(reader: _Reader, name: str) -> tuple[Tensor, int]:
+    """A tensor, and its offset in the data."""
+    label = f"tensor {name[:60]!r}"
     (n_dimensions,) = reader.unpack("<I")
     if n_dimensions > _MOST_DIMENSIONS:
-        raise GgufError(f"tensor {name!r} claims {n_dimensions} dimensions")
-    shape = reader.unpack(f"<{n_dimensions}Q")
+        raise GgufError(f"{label} claims {n_dimensions} dimensions")
+    dims = reader.unpack(f"<{n_dimensions}Q")[::-1]  # ggml has the elements of a row first
     number, offset = reader.unpack("<IQ")
     if number not in tensors.TYPES:
-        raise GgufError(f"tensor {name!r} has unknown type number {number}")
+        raise GgufError(f"{label} has unknown type number {number}")
     kind = tensors.TYPES[number]
-    if 0 in shape:
-        raise GgufError(f"tensor {name!r} has a dimension of 0")
-    if (shape[0] if shape else 1) % kind.block:
-        raise GgufError(f"tensor {name!r} has rows that are not a multiple of the {kind.name} block size")
-    return Tensor(kind.name, shape, offset, kind.bytes_of(shape[::-1]))
+    if 0 in dims:
+        raise GgufError(f"{label} has a dimension of 0")
+    if (dims[-1] if dims else 1) % kind.block:
+        raise GgufError(f"{label} has rows that are not a multiple of the {kind.name} block size")
+    return Tensor(name, kind.name, dims, kind.bytes_of(dims)), offset
 
 
-def _data_end(header: GgufHeader, reader: _Reader) -> int:
+def _data_end(header: GgufHeader, offsets: list[int], reader: _Reader) -> int:
     """The end of the last tensor in the file. Tensors must follow each other in the header's order, each at
     the next multiple of the alignment, as gguf_init_from_file demands, and end within the file."""
     alignment: int = header.metadata.get("general.alignment", _ALIGNMENT)
@@ -257,14 +246,14 @@ def _data_end(header: GgufHeader, reader: _Reader) -> int:
         raise GgufError(f"invalid alignment {alignment}")
     data_start = -(-reader.position // alignment) * alignment
     end = 0
-    for name, tensor in header.tensors.items():
+    for (name, tensor), offset in zip(header.tensors.items(), offsets, strict=True):
         expected = -(-end // alignment) * alignment
-        if tensor.offset != expected:
+        if offset != expected:
             raise GgufError(
-                f"tensor {name[:60]!r} begins at offset {tensor.offset}, expected {expected}:"
+                f"tensor {name[:60]!r} begins at offset {offset}, expected {expected}:"
                 " llama.cpp refuses such a file"
             )
-        end = tensor.offset + tensor.bytes
+        end = offset + tensor.bytes
         if data_start + end > reader.size:
             raise GgufError(
                 f"cut short: tensor {name[:60]!r} ends beyond the file's {reader.size:,} bytes: the download"

@@ -132,7 +132,7 @@ def quantized_bytes(header: gguf.GgufHeader, quant: str) -> int:
     heads = header.integer(f"{header.architecture}.attention.head_count") or 1
     known = header.attention() or {"layers": 0, "kv_heads": heads}
     mix = tensors.Mix(header.architecture, known["layers"], heads // known["kv_heads"])
-    made = tensors.retyped(header.listed(), quant, mix)
+    made = tensors.retyped([*header.tensors.values()], quant, mix)
     return sum(tensor.bytes for tensor in made)
 
 

@@ -38,7 +38,7 @@ import psutil
 from harness import records
 from harness.analysis.verdicts import status
 from harness.base.files import cache_folder
-from harness.models import weights
+from harness.models import locate
 from harness.records import ResultsError
 from harness.stacks import build
 from harness.stacks.header import stacks
@@ -399,8 +399,8 @@ def whole_weights(place: Place, report: Report) -> None:
     sizes: dict[str, set[int]] = {}
     for file in (place.folder / "cache").glob("weights/*/*.gguf"):
         try:
-            weights.local(file)
-        except weights.WeightsError as damage:
+            locate.local(file)
+        except locate.WeightsError as damage:
             report.problems.append(f"a half-written weights file under a whole one's name: {damage}")
         sizes.setdefault(file.name, set()).add(file.stat().st_size)
     report.problems += [f"{name}: sizes {found}" for name, found in sizes.items() if len(found) > 1]

@@ -25,7 +25,7 @@ from growth import CELLS
 
 from harness import records
 from harness.dataset.rows import of_folder
-from harness.models import weights
+from harness.models import locate
 
 HARNESS = Path(sys.executable).parent / "harness"
 END_WITHIN_S = 900.0
@@ -78,8 +78,8 @@ def _whole_weights(place: Path, number: int, completed: bool) -> Iterable[str]:
     found = [*(place / "cache" / "weights").glob("*/*.gguf"), *(place / "cache" / "weights").glob("*/hf")]
     for path in found:
         try:
-            weights.local(path)
-        except weights.WeightsError as damage:
+            locate.local(path)
+        except locate.WeightsError as damage:
             yield f"a half-written file under a whole one's name: {damage}"
     if completed and len(found) != 3:
         yield f"{len(found)} weights where two files and their checkpoint were to be"

@@ -28,6 +28,7 @@ from hypothesis import HealthCheck, Phase, is_hypothesis_test, settings
 from made_nights import run_once as run_once
 from raylets import nodes as nodes
 from raylets import own_cache as own_cache
+from small_checkpoints import with_layout
 
 from harness import cli, machine, records
 from harness.analysis.verdicts import USABLE
@@ -397,7 +398,7 @@ def checkpoint(hf_interpreter: Interpreter, tmp_path_factory: pytest.TempPathFac
         if not target.exists():
             model = {"name": name, "path": None, "shape": dense_fields(shape)}
             options, files = {"seed": 1, "threads": 1}, {"target": str(target)}
-            request = Request("synthesize", "hf", "cpu", model, options, files=files)
+            request = with_layout(Request("synthesize", "hf", "cpu", model, options, files=files))
             campaign_worker.facts_of(campaign_worker.run_job(request, hf_interpreter, root, 900))
         return target
 
@@ -438,7 +439,7 @@ def job(llamacpp_interpreter: Interpreter, tmp_path: Path) -> Callable[..., dict
 
     def run(**fields: Any) -> dict[str, Any]:
         given = {"stack": "llamacpp", "device": "cpu", "model": {"name": "m", "path": None, "shape": None}}
-        request = Request(**(given | fields))
+        request = with_layout(Request(**(given | fields)))
         return campaign_worker.facts_of(
             campaign_worker.run_job(request, llamacpp_interpreter, tmp_path, 900, threads=2)
         )

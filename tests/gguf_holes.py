@@ -9,7 +9,7 @@ import numpy
 from gguf_again import finish
 from test_checkpoint import write
 
-from harness.models import gguf as models_gguf
+from harness.models import gguf_keys
 from harness.theory import tensors
 from harness.theory.architectures import decoder_of
 from harness.theory.decoder import Decoder
@@ -164,7 +164,7 @@ def header_of(
     writer = gguf.GGUFWriter(path, model.arch)
     writer.add_file_type(file_type)
     writer.add_tokenizer_model("none")
-    layout.add_keys(writer, model.arch, models_gguf.metadata_keys(config, model))
+    layout.add_keys(writer, model.arch, gguf_keys.metadata_keys(config, model))
     return writer
 
 

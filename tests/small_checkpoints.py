@@ -1,12 +1,14 @@
 """Small checkpoints: synthesized in this process, and read and written by the format's description alone."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from harness.theory.decoder import Decoder, dense_fields
+from harness.models import layout as layouts
+from harness.theory.decoder import Decoder, dense
 from runners.protocol import Request
 from runners.weights.safetensors import SHARD_BYTES
 from runners.weights.synthetic import synthesize
@@ -14,12 +16,32 @@ from runners.weights.synthetic import synthesize
 TYPES = {"F16": np.float16, "F32": np.float32, "I8": np.int8, "I32": np.int32, "I64": np.int64}
 
 
+def laid(shape: Decoder, **config: Any) -> dict[str, Any]:
+    """The layout of a dense model, as a request has it. `config`: other keys of its config.json."""
+    return layouts.of({**layouts.dense_config(shape), **config}).plain()
+
+
+def with_layout(request: Request) -> Request:
+    """The request with the layout of a dense model, if its job makes tensors of one: by the request's shape,
+    else by a config.json."""
+    model, files = request.model, request.files
+    if request.stack not in ("hf", "llamacpp") or "layout" in model:
+        return request
+    if request.job not in ("synthesize", "convert", "dequantize"):
+        return request
+    if model.get("shape"):
+        laid_out = laid(dense(**model["shape"]))
+    else:
+        path = Path(files.get("config", f"{files['source']}/config.json"))
+        laid_out = layouts.of(json.loads(path.read_text())).plain()
+    return replace(request, model={**model, "layout": laid_out})
+
+
 def synthesized(
     target: Path, shape: Decoder | None, shard_bytes: int = SHARD_BYTES, layout: Any = None, **options: Any
 ) -> dict[str, Any]:
     """Facts of a checkpoint that is made in the folder, of a dense shape or of a layout."""
-    model = {"name": "m", "path": None, "shape": dense_fields(shape)}
-    model |= {"layout": layout} if layout else {}
+    model = {"name": "m", "path": None, "layout": layout or laid(shape)}
     request = Request("synthesize", "any", "cpu", model, options, [], {"target": str(target)})
     return synthesize(request, lambda phase: None, shard_bytes)
 

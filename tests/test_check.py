@@ -17,7 +17,7 @@ from harness.campaign.prepare import Preparation
 from harness.campaign.repeat import Inputs
 from harness.campaign.weights_reference import LogitsJob, NoLogits, Reference, free_bytes, precision
 from harness.config import plan
-from harness.models import weights
+from harness.models import make
 from harness.stacks.adopted import Interpreter
 from harness.stacks.header import stacks
 from harness.theory.hf_config import SHAPES
@@ -353,7 +353,7 @@ def test_a_reference_that_fails_is_a_failure_and_a_check_is_made_again(harness, 
     model = {"shape": "tiny-llama", "weights": {"synthetic": True, "seed": 7}}
     path = of(model, {"stack": "llamacpp", "quant": "f16"}, check_weights=True)
     assert harness("env", "synth", "tiny-llama", "--seed", "7").code == 0
-    place = weights.checkpoint_path(Described(SHAPES["tiny-llama"]), 7).parent
+    place = make.checkpoint_path(Described(SHAPES["tiny-llama"]), 7).parent
     shutil.rmtree(place)
     place.touch()
     failed = harness("run", "--check-weights", path, "--json")

@@ -16,6 +16,7 @@ from small_checkpoints import configure, made, read, store
 
 from harness.campaign.worker import JobFailed
 from harness.models import gguf as models_gguf
+from harness.models import layout
 from harness.theory import tensors
 from harness.theory.decoder import Decoder, dense_fields, dense_like, parameters
 from harness.theory.hf_config import SHAPES
@@ -39,10 +40,11 @@ def source(tmp_path: Path) -> Path:
 def convert(job: Any, tmp_path: Path) -> Callable[..., tuple[dict[str, Any], Path]]:
     """Converts a folder and returns the facts and the file: `convert(source, "f16")`."""
 
-    def run(source: Path, dtype: str = "f16") -> tuple[dict[str, Any], Path]:
+    def run(source: Path, dtype: str = "f16", shape: Decoder | None = None) -> tuple[dict[str, Any], Path]:
         target = tmp_path / f"{source.name}-{dtype}.gguf"
         files = {"source": str(source), "target": str(target)}
-        return job(job="convert", options={"dtype": dtype, "threads": 2}, files=files), target
+        model = {"name": "m", "path": None, "shape": dense_fields(shape)}
+        return job(job="convert", model=model, options={"dtype": dtype, "threads": 2}, files=files), target
 
     return run
 
@@ -71,10 +73,9 @@ def test_a_synthetic_model_keeps_its_values_in_every_type(convert, tmp_path, dty
     source = made(tmp_path / "source", shape)
     facts, path = convert(source, dtype)
     header, there, here = models_gguf.read(path), read(source), in_gguf(path)
-    # Names, order, types and bytes are those of a file that llama.cpp's own converter makes.
+    # Names, types and bytes are those of a file that llama.cpp's own converter makes.
     expected = {tensor.name: (tensor.type, tensor.bytes) for tensor in quantized(shape, dtype)}
     assert {name: (tensor.type, tensor.bytes) for name, tensor in header.tensors.items()} == expected
-    assert list(header.tensors)[:3] == ["token_embd.weight", "blk.0.attn_norm.weight", "blk.0.attn_q.weight"]
     assert facts["tensors"] == len(there)
     assert facts["bytes"] == path.stat().st_size
     assert facts["model_bytes"] == sum(size for _, size in expected.values())
@@ -157,20 +158,34 @@ def test_llama_3_s_rope_scaling_becomes_a_factor_for_each_frequency(convert, sou
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"model_type": "gpt2"}, "'gpt2' cannot be converted; known: llama, mistral, qwen2, qwen3"),
-        ({"quantization_config": {"quant_method": "gptq"}}, "its weights are quantized"),
-        ({"rope_scaling": {"type": "yarn", "factor": 4.0}}, "scaling 'yarn' of llama cannot be converted"),
+        ({"rope_scaling": {"type": "yarn", "factor": 4.0}}, "rope scaling 'yarn' of llama is not converted"),
         ({"rope_scaling": {"rope_type": "linear"}}, "rope scaling 'linear' lacks factor"),
+        (
+            {"rope_scaling": {"rope_type": "llama3", "factor": 8.0}},
+            "'llama3' lacks low_freq_factor",
+        ),
         ({"hidden_act": "gelu"}, "hidden_act 'gelu' is not what llama.cpp computes"),
-        ({"vocab_size": 1000}, r"model.embed_tokens.weight is 512 x 256; by config.json it is 1000 x 256"),
-        ({"num_hidden_layers": 3}, r"lacks model.layers.2.input_layernorm.weight"),
-        ({"num_hidden_layers": 1}, r"has 'model.layers.1.input_layernorm.weight', which is not a tensor of"),
         ({"model_type": "qwen2", "head_dim": 16}, r"heads \* head_dim equal to hidden_size"),
         ({"model_type": "qwen3", "attention_bias": True}, "llama.cpp's qwen3 has no attention_bias"),
     ],
     ids=str,
 )
-def test_a_config_that_cannot_be_converted_is_one_sentence(convert, source, changes, said):
+def test_a_model_that_llama_cpp_computes_otherwise_is_refused_by_its_config(changes, said):
+    config = {**layout.dense_config(LLAMA), **changes}
+    with pytest.raises(layout.NoLayout, match=said):
+        layout.check_gguf(config)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"vocab_size": 1000}, r"model.embed_tokens.weight is 512 x 256; by config.json it is 1000 x 256"),
+        ({"num_hidden_layers": 3}, r"lacks model.layers.2.input_layernorm.weight"),
+        ({"num_hidden_layers": 1}, r"has 'model.layers.1.input_layernorm.weight', which is not a tensor of"),
+    ],
+    ids=str,
+)
+def test_a_checkpoint_with_other_tensors_than_its_config_is_one_sentence(convert, source, changes, said):
     configure(source, **changes)
     with pytest.raises(JobFailed, match=said):
         convert(source)
@@ -197,7 +212,7 @@ def test_files_that_are_damaged_or_missing_are_one_sentence(convert, source, tmp
 
     def refused(said: str, folder: Path = source) -> None:
         with pytest.raises(JobFailed, match=said):
-            convert(folder)
+            convert(folder, shape=LLAMA)
 
     (source / "model.safetensors").write_bytes(whole[:-2])
     refused("its header describes 27[0-9]{5} bytes, but the file has 27[0-9]{5}")

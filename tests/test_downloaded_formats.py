@@ -11,10 +11,10 @@ from test_checkpoint import ENTRY, TINY, entries, write_config, write_safetensor
 from test_packed_weights import AWQ, GPTQ, cell, packed_entries, write_packed
 
 from harness.campaign import forecast
-from harness.models import weights
+from harness.models import check, locate
 from harness.models.checkpoint import read
+from harness.models.locate import WeightsError, WeightsRefused
 from harness.models.packed_layers import bits_by_matrix
-from harness.models.weights import WeightsError, WeightsRefused
 from harness.theory.decoder import parameters
 from harness.theory.hf_config import packing_in
 
@@ -133,7 +133,7 @@ def test_a_format_is_named_and_its_bytes_and_bits_are_those_of_its_header(tmp_pa
     settings, words, bits, loads = FORMATS[format]
     folder, size = written(tmp_path / "m", format, settings)
     found = read(folder)
-    ready = weights.local(folder)
+    ready = locate.local(folder)
     assert found.quantization == ready.quant == words
     assert (ready.sizes["model_bytes"], ready.sizes["parameters"]) == (size, parameters(TINY))
     by_matrix = bits_by_matrix(TINY, found.loaded)
@@ -141,7 +141,7 @@ def test_a_format_is_named_and_its_bytes_and_bits_are_those_of_its_header(tmp_pa
     assert q == pytest.approx(bits, abs=0.006)
     assert by_matrix[16.0] == ["embedding", "lm_head"]
     assert sum(map(len, by_matrix.values())) == 7 * TINY.count + 2
-    assert loads in weights.loaded_by(ready.stored)
+    assert loads in check.loaded_by(ready.stored)
 
 
 @pytest.mark.parametrize("format", FORMATS)
@@ -172,7 +172,7 @@ def test_memory_is_foretold_of_the_weights_as_they_are_loaded(tmp_path):
     assert held == [2 * parameters(TINY), 4 * parameters(TINY)]
     folder, size = written(tmp_path / "ao", "torchao int8", FORMATS["torchao int8"][0])
     asked = cell("hf", folder)
-    assert forecast.held_model(asked, weights.local(folder), asked.options(1)).weight_bytes == size
+    assert forecast.held_model(asked, locate.local(folder), asked.options(1)).weight_bytes == size
 
 
 OTHER = {"targets": ["re:.*down_proj"], "weights": {"num_bits": 8, "type": "float", "strategy": "channel"}}
@@ -203,7 +203,7 @@ def test_what_transformers_would_dequantize_to_other_values_is_refused(tmp_path,
     with pytest.raises(WeightsRefused) as refused:
         forecast.local_weights(cell("hf", folder))
     assert str(refused.value).endswith(f"is {words}, which stack hf would dequantize to other values: {why}")
-    assert weights.loaded_by(weights.local(folder).stored) == ""
+    assert check.loaded_by(locate.local(folder).stored) == ""
 
 
 @pytest.mark.parametrize(
@@ -266,7 +266,7 @@ def test_layers_of_gptq_that_differ_are_gptqmodels_alone(tmp_path):
 
 def test_a_layer_that_no_number_of_bits_explains_is_an_error(tmp_path):
     folder = write_packed(tmp_path / "m", GPTQ, qweight=("I32", [40, 256], 4))
-    with pytest.raises(weights.WeightsError, match=r"4 bits, but .*q_proj\.qweight holds 5"):
+    with pytest.raises(locate.WeightsError, match=r"4 bits, but .*q_proj\.qweight holds 5"):
         forecast.local_weights(cell("gptqm", folder))
 
 
@@ -279,7 +279,7 @@ def test_theory_and_recommend_name_the_stacks_that_load_it(harness, tmp_path):
         f"bits per weight, scales included: 4.5 in {matrices} matrices; 16 in embedding, lm_head" in ran.err
     )
     (row,) = harness("theory", folder, "--json").json
-    assert row["model_bytes"] == weights.local(folder).sizes["model_bytes"]
+    assert row["model_bytes"] == locate.local(folder).sizes["model_bytes"]
     refused = harness("recommend", folder, "--machine", "rtx-4090")
     assert refused.code == 2
     assert f"({WIDENED}: measure it with harness run)" in refused.err.replace("\n", " ")

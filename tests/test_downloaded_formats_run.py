@@ -14,7 +14,8 @@ from test_hf import request_of, said
 from test_packed_stacks import logits
 
 from harness.models import checkpoint as checkpoints
-from harness.models import weights
+from harness.models import locate
+from harness.models.safetensors_files import header_bytes
 from harness.theory.decoder import parameters
 from harness.theory.hf_config import SHAPES
 
@@ -56,8 +57,8 @@ def plain_logits(checkpoint, hf_interpreter, tmp_path_factory):
 
 @pytest.mark.parametrize("format", FORMATS)
 def test_the_bytes_of_a_file_that_a_library_wrote_are_exact(tiny, format):
-    ready, file = weights.local(tiny / format), tiny / format / "model.safetensors"
-    header = 8 + checkpoints.claimed_bytes(file)
+    ready, file = locate.local(tiny / format), tiny / format / "model.safetensors"
+    header = 8 + header_bytes(file)
     assert ready.sizes["model_bytes"] == file.stat().st_size - header
     assert ready.sizes["parameters"] == parameters(SHAPE)
     held = [t for t in checkpoints.read(tiny / format).tensors if "q_proj" in t.name and "bias" not in t.name]
@@ -83,7 +84,7 @@ def test_transformers_loads_it_dequantized_and_the_record_says_so(
 
 def test_mxfp4_s_experts_are_dequantized_too(worker, tiny, hf_interpreter):
     loaded, ids, _ = said(worker(request_of(tiny / "mxfp4", attn="eager"), hf_interpreter))
-    stored = weights.local(tiny / "mxfp4")
+    stored = locate.local(tiny / "mxfp4")
     assert (len(ids), loaded["quant"]) == (12, "bf16")
     assert loaded["parameters"] == stored.sizes["parameters"]
     assert loaded["model_bytes"] == 2 * loaded["parameters"] > stored.sizes["model_bytes"]
@@ -143,6 +144,6 @@ def test_gptqmodel_loads_layers_by_their_rules_and_a_packed_lm_head_and_each_is_
     assert loaded["kernels"]["TorchLinear"] == 7 * SHAPE.count
     assert loaded["lm_head"] == {"class": "TorchLinear", "dtype": None}
     assert loaded["parameters"] == parameters(SHAPE)
-    stored = weights.local(mixed).sizes["bytes_by_type"]
+    stored = locate.local(mixed).sizes["bytes_by_type"]
     assert loaded["bytes_by_type"]["qweight"] == stored["qweight"]
     assert loaded["bytes_by_type"]["scales"] == stored["scales"]

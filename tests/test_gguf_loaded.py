@@ -10,7 +10,7 @@ from gguf_again import in_parts, written_again
 from test_hf import said
 from test_llamacpp import made, real, request_of, vars_of, with_vocabulary
 
-from harness.models import weights
+from harness.models import locate
 
 __all__ = ["made", "real"]  # fixtures
 
@@ -23,8 +23,8 @@ def plain(tmp_path) -> Path:
 
 
 def test_a_model_in_parts_is_one_model_whichever_part_is_named(plain, tmp_path):
-    whole, parts = weights.local(plain), in_parts(plain, tmp_path / "split", 3)
-    of_parts = [weights.local(path) for path in parts]
+    whole, parts = locate.local(plain), in_parts(plain, tmp_path / "split", 3)
+    of_parts = [locate.local(path) for path in parts]
     assert {each.path for each in of_parts} == {parts[0]}
     assert len({each.fingerprint for each in of_parts}) == 1
     for each in of_parts:
@@ -34,11 +34,11 @@ def test_a_model_in_parts_is_one_model_whichever_part_is_named(plain, tmp_path):
 
 def test_a_part_that_changes_makes_another_model(plain, tmp_path):
     parts = in_parts(plain, tmp_path / "split", 2)
-    before = weights.local(parts[0]).fingerprint
+    before = locate.local(parts[0]).fingerprint
     with parts[1].open("r+b") as file:
         file.seek(-1, 2)
         file.write(b"\x7f")
-    assert weights.local(parts[0]).fingerprint != before
+    assert locate.local(parts[0]).fingerprint != before
 
 
 def test_a_model_in_parts_runs_as_it_is(harness, real, made, tmp_path):
@@ -49,7 +49,7 @@ def test_a_model_in_parts_runs_as_it_is(harness, real, made, tmp_path):
     record = records_below(tmp_path / "results")[0]
     known, loaded = record["model"]["weights"], record["loaded"]
     assert (known["quant"], loaded["quant"], known["shards"]) == ("q4_0", "q4_0", 2)
-    assert known["header"]["model_bytes"] == weights.local(source).sizes["model_bytes"]
+    assert known["header"]["model_bytes"] == locate.local(source).sizes["model_bytes"]
     assert loaded["model_bytes"] == known["header"]["model_bytes"]
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from conftest import STUDY_TABLES
+from small_checkpoints import laid
 
 from harness.models import gguf
 from harness.stacks.adopted import Interpreter
@@ -52,7 +53,8 @@ import json, re, sys
 from pathlib import Path
 from runners.llamacpp.weights import write_header
 from runners.llamacpp.weights import FTYPES, LOG, lib, quantize_params
-target, shapes, quants = Path(sys.argv[1]), json.loads(sys.argv[2]), json.loads(sys.argv[3])  # name: number
+target, quants = Path(sys.argv[1]), json.loads(sys.argv[3])  # name: number
+shapes = json.loads(Path(sys.argv[2]).read_text())
 line = re.compile(r"\[ *\d+/ *\d+\] +(\S+) +- .*type = +(\w+), size =.*?(?:\((\w+)\))?$")
 types = {}
 for name, shape in shapes.items():
@@ -168,8 +170,9 @@ def test_an_unknown_type_is_a_key_error():
 
 
 def test_every_tensor_gets_the_type_that_llama_cpp_gives_it(llamacpp_interpreter: Interpreter, tmp_path):
-    shapes = {name: dense_fields(shape) for name, shape in SHAPES_TO_COMPARE.items()}
-    command = [llamacpp_interpreter.python, "-c", DRY_RUN, tmp_path / "hole.gguf", json.dumps(shapes)]
+    layouts = tmp_path / "layouts.json"
+    layouts.write_text(json.dumps({name: laid(shape) for name, shape in SHAPES_TO_COMPARE.items()}))
+    command = [llamacpp_interpreter.python, "-c", DRY_RUN, tmp_path / "hole.gguf", layouts]
     ran = subprocess.run([*command, json.dumps(NUMBERS)], cwd=ROOT, capture_output=True, check=True)
     got = {}
     for name, shape in SHAPES_TO_COMPARE.items():

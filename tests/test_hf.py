@@ -16,7 +16,7 @@ from conftest import failed, request_for, told
 from stored_again import stored_again
 
 from harness.campaign import worker as campaign_worker
-from harness.models import checkpoint as models_checkpoint
+from harness.models.safetensors_files import read_header
 from harness.theory.decoder import kv_elements_per_token, layer_params, parameters
 from harness.theory.hf_config import SHAPES
 from runners.protocol import Died, Done, Failed, Loaded, Phase, Request, Tokens, not_a_number
@@ -44,7 +44,7 @@ def test_the_bytes_counted_from_the_modules_are_those_of_the_checkpoint(
 ):
     path = checkpoint("tiny-qwen2")
     loaded, _, _ = said(worker(request_of(path, dtype=dtype), hf_interpreter))
-    stored = models_checkpoint.read_safetensors_header(path / "model.safetensors").values()
+    stored = read_header(path / "model.safetensors").values()
     size = {"bf16": 2, "fp16": 2, "fp32": 4}[dtype]
     assert loaded["model_bytes"] == sum(t.elements for t in stored) * size
     assert loaded["parameters"] == parameters(SHAPES["tiny-qwen2"])
@@ -405,7 +405,7 @@ def test_a_draft_model_changes_no_id_and_its_guesses_are_counted_by_pass(
         assert (drafted, accepted, first) == (15, 15, 4)
     else:
         assert 0 <= accepted < drafted
-    stored = models_checkpoint.read_safetensors_header(draft / "model.safetensors").values()
+    stored = read_header(draft / "model.safetensors").values()
     assert loaded["draft_model_bytes"] >= 4 * sum(each.elements for each in stored)
 
 

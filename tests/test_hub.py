@@ -26,7 +26,7 @@ FETCH = """
 import json, sys
 from harness.config import Weights
 from harness.models.hub import from_hub
-from harness.models.weights import WeightsError
+from harness.models.locate import WeightsError
 weights = Weights(kind="hub", repo="org/name", revision="main", file=sys.argv[1] or None)
 try:
     ready = from_hub(weights.filled("f16", None))

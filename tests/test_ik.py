@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 from conftest import failures, records_below
-from small_checkpoints import made
+from small_checkpoints import laid, made
 from test_gguf_types import QWEN2, ROOT, SHAPES_TO_COMPARE, types
 
 from harness.models import gguf
 from harness.stacks.adopted import Interpreter
-from harness.theory.decoder import dense_fields, dense_like, parameters
+from harness.theory.decoder import dense_like, parameters
 from harness.theory.tensors import IK_QUANTS, quantized
 
 # Not those of gigabytes, of which it reads all values; nor rows that 32 does not divide, which it refuses.
@@ -28,7 +28,7 @@ DRY_RUN = r"""
 import json, re, sys
 from pathlib import Path
 from runners.llamacpp.weights import LOG, lib, quantize_params, write_header
-target, shapes, quants = Path(sys.argv[1]), json.loads(sys.argv[2]), json.loads(sys.argv[3])
+target, shapes, quants = Path(sys.argv[1]), json.loads(Path(sys.argv[2]).read_text()), json.loads(sys.argv[3])
 changed = re.compile(r"\[ *\d+/ *\d+\] +(\S+) +- [^/]*?type = +\w+,[^/]*?converting to (\w+) ")
 kept = re.compile(r"\[ *\d+/ *\d+\] +(\S+) +- .*type = +(\w+), size")
 types = {}
@@ -59,8 +59,9 @@ def write(real_config: Any, tmp_path: Path) -> Any:
 
 
 def test_every_tensor_gets_the_type_that_ik_llama_cpp_gives_it(ik_interpreter: Interpreter, tmp_path: Path):
-    shapes = json.dumps({name: dense_fields(shape) for name, shape in SHAPES.items()})
-    command = [ik_interpreter.python, "-c", DRY_RUN, tmp_path / "hole.gguf", shapes, json.dumps(IK_QUANTS)]
+    layouts = tmp_path / "layouts.json"
+    layouts.write_text(json.dumps({name: laid(shape) for name, shape in SHAPES.items()}))
+    command = [ik_interpreter.python, "-c", DRY_RUN, tmp_path / "hole.gguf", layouts, json.dumps(IK_QUANTS)]
     ran = subprocess.run(command, cwd=ROOT, capture_output=True, check=True)
     assert json.loads(ran.stdout) == {
         f"{name}: {quant}": types(quantized(shape, quant))

@@ -13,7 +13,7 @@ from tiny_models import KINDS
 
 from harness.analysis import flags
 from harness.config import load, plan
-from harness.models import layout, weights
+from harness.models import check, layout, locate
 from harness.stacks.header import references
 from harness.theory import decoder
 from harness.theory.architectures import decoder_of
@@ -56,7 +56,7 @@ def test_a_checkpoint_has_as_many_values_as_the_model_has_parameters(kind, tmp_p
     parameters = decoder.parameters(decoder_of(tiny_models.config(kind)))
     assert sum(each.size for each in found.values()) == parameters
     assert all(np.isfinite(each).all() and each.all() for each in found.values())
-    assert weights.local(tmp_path / "hf").synthetic
+    assert locate.local(tmp_path / "hf").synthetic
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -108,16 +108,16 @@ def test_values_do_not_depend_on_shards_or_the_other_tensors(tmp_path):
 def test_what_llama_cpp_computes_otherwise_has_no_gguf(kind, changes, why):
     model = tiny_models.config(kind, **changes)
     described = Described(decoder_of(model), model)
-    weights.check_synthetic(described, "hf", references()["hf"])
-    with pytest.raises(weights.WeightsUnavailable, match=why):
-        weights.check_synthetic(described, "gguf", references()["gguf"])
+    check.check_synthetic(described, "hf", references()["hf"])
+    with pytest.raises(locate.WeightsUnavailable, match=why):
+        check.check_synthetic(described, "gguf", references()["gguf"])
 
 
 def test_a_kind_without_a_layout_is_unavailable_in_every_format():
     model = config_of("deepseek-v2-lite")
     for form in ("hf", "gguf"):
-        with pytest.raises(weights.WeightsUnavailable, match="deepseek_v2 is neither synthesized"):
-            weights.check_synthetic(Described(decoder_of(model), model), form, references()[form])
+        with pytest.raises(locate.WeightsUnavailable, match="deepseek_v2 is neither synthesized"):
+            check.check_synthetic(Described(decoder_of(model), model), form, references()[form])
 
 
 @pytest.mark.parametrize(
@@ -150,8 +150,8 @@ def test_a_mistaken_config_json_is_one_sentence_with_its_line(kind, changes, sai
 def test_values_of_a_config_json_that_make_no_sense_are_a_sentence(changes):
     model = tiny_models.config("mixtral", **changes)
     key = next(iter(changes))
-    with pytest.raises(weights.WeightsUnavailable, match=f"{key}|factor"):
-        weights.check_synthetic(Described(decoder_of(model), model), "gguf", references()["gguf"])
+    with pytest.raises(locate.WeightsUnavailable, match=f"{key}|factor"):
+        check.check_synthetic(Described(decoder_of(model), model), "gguf", references()["gguf"])
 
 
 def test_a_config_names_a_known_model_or_a_config_json(tmp_path):

@@ -12,8 +12,8 @@ from gguf_again import finish
 from gguf_holes import config, header_of
 from test_checkpoint import TINY, gguf_writer, write, write_config, write_gguf
 
+from harness.models import check, locate
 from harness.models import gguf as models_gguf
-from harness.models import weights
 from harness.models.checkpoint import CheckpointError, read
 from harness.theory import floors, tensors
 from harness.theory.architectures import decoder_of
@@ -35,8 +35,8 @@ def refused(path: Path, sentence: str) -> None:
     with pytest.raises(CheckpointError, match=sentence) as theory:
         read(path)
     assert "\n" not in str(theory.value)
-    with pytest.raises(weights.WeightsError, match=sentence):
-        weights.local(path)
+    with pytest.raises(locate.WeightsError, match=sentence):
+        locate.local(path)
 
 
 @pytest.mark.parametrize(("content", "sentence"), CAUSES)
@@ -148,7 +148,7 @@ def test_a_folder_with_a_model_and_its_projector_is_the_model(tmp_path, name):
     refused(tmp_path, "is a projector")
     model = write_gguf(tmp_path / "model.gguf")
     assert read(tmp_path).decoder == TINY
-    assert weights.local(tmp_path).path == model
+    assert locate.local(tmp_path).path == model
 
 
 # --- the type of a file -------------------------------------------------------------------------------------
@@ -179,17 +179,17 @@ def test_the_type_of_a_gguf_comes_from_its_tensors(tmp_path, file_type, quant, n
         writer.add_file_type(file_type)
     write(writer, quantized(TINY, quant))
     assert read(tmp_path / "model.gguf").quantization == named
-    assert weights.local(tmp_path / "model.gguf").quant == named
+    assert locate.local(tmp_path / "model.gguf").quant == named
 
 
 def test_16_bits_with_a_few_quantized_matrices_are_not_taken_for_16_bits(tmp_path):
     stored = tensors.of_shape(TINY)
     mixed = [tensors.typed(t.name, "q8_0" if t.part == "lm_head" else t.type, t.dims) for t in stored]
     write(gguf_writer(tmp_path / "model.gguf", TINY), mixed)
-    ready = weights.local(tmp_path / "model.gguf")
+    ready = locate.local(tmp_path / "model.gguf")
     assert ready.quant == "f16-q8_0"
-    with pytest.raises(weights.WeightsError, match="which needs f16 weights"):
-        weights.check_quantizable(ready, "q4_0")
+    with pytest.raises(locate.WeightsError, match="which needs f16 weights"):
+        check.check_quantizable(ready, "q4_0")
 
 
 # --- draft heads --------------------------------------------------------------------------------------------

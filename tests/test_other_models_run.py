@@ -69,7 +69,7 @@ def test_quantized_files_have_the_tensors_types_and_bytes_that_theory_gives(kind
             files, options = {"source": str(source), "target": str(target)}, {"quant": quant, "threads": 1}
             stack("llamacpp", "quantize", source, options=options, files=files)
         header = gguf.read(target)
-        found = {name: (t.type, t.shape[::-1]) for name, t in header.tensors.items()}
+        found = {name: (t.type, t.dims) for name, t in header.tensors.items()}
         assert found == {t.name: (t.type, t.dims) for t in quantized(model, quant)}
         assert header.weights()["model_bytes"] == model_bytes(model, quant)
 

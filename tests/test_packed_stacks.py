@@ -12,7 +12,7 @@ from test_hf import request_of, said
 from test_stacks import written
 
 from harness.analysis import agreement, verdicts
-from harness.models import weights
+from harness.models import locate
 from harness.theory.decoder import parameters
 from harness.theory.hf_config import SHAPES
 from runners.protocol import Done, Failed
@@ -56,7 +56,7 @@ def test_each_kernel_decodes_and_is_named_and_its_bytes_are_those_of_the_headers
     assert (loaded["leftovers"], loaded["quant"]) == ([], f"{format}-int{bits}")
     assert loaded["parameters"] == parameters(SHAPE)
     assert loaded["lm_head"]["dtype"] == "float16"
-    stored = weights.local(path).sizes["bytes_by_type"]
+    stored = locate.local(path).sizes["bytes_by_type"]
     found = loaded["bytes_by_type"]
     assert all(found.get(kind) == stored.get(kind) for kind in ("qweight", "g_idx"))
     if options["kernel"] != "aten":  # which holds zeros and scales in another type
@@ -179,7 +179,7 @@ def test_biases_of_zero_that_auto_gptq_saves_are_none_of_the_models(
     (path / "quantize_config.json").unlink()  # then config.json tells
     loaded, ids, _ = said(worker(request_of(path, "gptq", kernel="torch"), gptq_interpreter))
     assert (loaded["parameters"], len(ids)) == (parameters(SHAPE), 12)
-    assert weights.local(path).sizes["parameters"] == parameters(SHAPE)
+    assert locate.local(path).sizes["parameters"] == parameters(SHAPE)
 
 
 def test_zero_points_that_auto_gptq_would_misread_are_refused(worker, packed, gptq_interpreter, tmp_path):

@@ -15,9 +15,9 @@ from harness import config
 from harness.campaign.prepare import Preparation
 from harness.campaign.repeat import NotReady
 from harness.config import Model, Weights, plan
-from harness.models import checkpoint, weights
-from harness.models.checkpoint import PACKING_FILES
-from harness.models.weights import WeightsError
+from harness.models import check, checkpoint, locate, make
+from harness.models.config_json import PACKING_FILES
+from harness.models.locate import WeightsError
 from harness.theory import decoder
 from harness.theory.decoder import dense_like
 from harness.theory.hf_config import SHAPES, ConfigJsonError, packing_in, packing_of
@@ -167,7 +167,7 @@ def test_settings_that_make_no_sense_are_a_sentence(changed, sentence):
 
 @pytest.mark.parametrize("settings", [GPTQ, GPTQ | {"bits": 8}, AWQ, GPTQ | {"group_size": -1}])
 def test_bytes_of_a_packed_checkpoint_are_told_by_what_they_hold(tmp_path, settings):
-    ready = weights.local(write_packed(tmp_path, settings))
+    ready = locate.local(write_packed(tmp_path, settings))
     packing = packing_of({"quantization_config": settings})
     assert (ready.packing, ready.quant, ready.shards) == (packing, packing.words, 1)
     expected = packed_bytes(of_shape(TINY), packing)
@@ -185,16 +185,16 @@ def test_bytes_of_a_packed_checkpoint_are_told_by_what_they_hold(tmp_path, setti
 )
 def test_settings_may_stand_in_a_file_of_their_own(tmp_path, name, settings):
     folder = write_packed(tmp_path, settings, beside=name)
-    ready = weights.local(folder)
+    ready = locate.local(folder)
     stack = "gptq" if name.startswith("quantize") else "autoawq"
     asked = cell(stack).packing
     assert (ready.packing.method, ready.quant) == (asked.method, f"{asked.method}-int4")
-    weights.check(ready, asked, stack)
+    check.check(ready, asked, stack)
     (folder / name).write_text(json.dumps(settings | {"damp_percent": 0.1}))
-    assert weights.local(folder).fingerprint != ready.fingerprint  # libraries load by it
+    assert locate.local(folder).fingerprint != ready.fingerprint  # libraries load by it
     (folder / name).write_text("{")
     with pytest.raises(WeightsError, match=f"{name}: is not JSON"):
-        weights.local(folder)
+        locate.local(folder)
 
 
 def test_shards_are_counted(tmp_path):
@@ -205,7 +205,7 @@ def test_shards_are_counted(tmp_path):
         write_safetensors(tmp_path / name, dict(stored[i::2]), {"format": "pt"})
     weight_map = {tensor: names[i % 2] for i, (tensor, _) in enumerate(stored)}
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
-    assert weights.local(tmp_path).shards == 2
+    assert locate.local(tmp_path).shards == 2
 
 
 # --- what is refused ----------------------------------------------------------------------------------------
@@ -372,14 +372,14 @@ def test_synthetic_weights_are_packed_once_for_all_stacks_and_unpacked_for_a_ref
 
 
 def _name() -> str:
-    return weights.synthetic_name(Described(SHAPES["tiny-qwen2"]), SEED)
+    return make.synthetic_name(Described(SHAPES["tiny-qwen2"]), SEED)
 
 
 def test_a_synthetic_checkpoint_at_a_path_is_packed_too(tmp_path, hf_interpreter, preparation):
     """Its stack would do it by itself; another's environment is at hand here."""
     folder = preparation.checkpoint(cell("hf")).path
-    given = weights.local(folder)
-    weights.check(given, Packing("gptq"), "gptq")
+    given = locate.local(folder)
+    check.check(given, Packing("gptq"), "gptq")
     made = preparation._producer.packed(cell("hf", folder), Packing("gptq"), given)
     asked = cell("gptq", folder)
     assert preparation.weights(asked) == made
@@ -390,14 +390,14 @@ def test_a_synthetic_checkpoint_at_a_path_is_packed_too(tmp_path, hf_interpreter
 @pytest.mark.parametrize(("hidden", "ffn", "group_size"), [(256, 512, 128), (320, 512, 64), (256, 480, 32)])
 def test_groups_are_as_large_as_divides_every_input(hidden, ffn, group_size):
     shape = dense_like(SHAPES["tiny-qwen2"], hidden_size=hidden, intermediate_size=ffn)
-    assert weights.grouped_layers(Packing("gptq"), shape).group_size == group_size
+    assert make.grouped_layers(Packing("gptq"), shape).group_size == group_size
     assert {tensor.dims[1] for tensor in linears(shape)} == {256, hidden, ffn}
 
 
 def test_inputs_that_no_group_divides_are_a_sentence():
     shape = dense_like(SHAPES["tiny-qwen2"], intermediate_size=500)
     with pytest.raises(WeightsError) as odd:
-        weights.grouped_layers(Packing("awq"), shape)
+        make.grouped_layers(Packing("awq"), shape)
     assert str(odd.value) == "cannot be packed: 500 inputs of a matrix are not a multiple of 32"
 
 

@@ -15,7 +15,7 @@ from harness.campaign import reference_scores
 from harness.campaign.quality import no_room
 from harness.campaign.reference_scores import BadReference, GivenReference, Origin, write_reference
 from harness.config import Quality
-from harness.models import weights
+from harness.models import locate
 
 MODEL = "austen-4m"
 WORKLOAD = Quality(n_ctx=16, chunks=3)
@@ -40,14 +40,14 @@ def reference(tmp_path, monkeypatch) -> reference_scores.KeptReference:
 @pytest.fixture
 def file(reference, tmp_path) -> Path:
     path = tmp_path / "reference.zip"
-    write_reference(path, reference, ORIGIN, MODEL, weights.local(data.weights(MODEL)))
+    write_reference(path, reference, ORIGIN, MODEL, locate.local(data.weights(MODEL)))
     return path
 
 
 def test_what_is_written_is_what_is_read_on_another_machine(reference, file, tmp_path, monkeypatch):
     monkeypatch.setenv("HARNESS_CACHE", str(tmp_path / "other"))
     given = GivenReference(file)
-    assert given.mismatch(ORIGIN, [weights.local(data.weights(MODEL))]) is None
+    assert given.mismatch(ORIGIN, [locate.local(data.weights(MODEL))]) is None
     found = given.kept()
     assert found.folder != reference.folder
     for number in range(WORKLOAD.chunks):
@@ -61,11 +61,11 @@ def test_what_is_written_is_what_is_read_on_another_machine(reference, file, tmp
 def test_a_copy_of_the_weights_is_the_same_model(file, tmp_path):
     copy = tmp_path / "copy"
     shutil.copytree(data.weights(MODEL), copy, copy_function=shutil.copyfile)
-    assert GivenReference(file).mismatch(ORIGIN, [weights.local(copy)]) is None
+    assert GivenReference(file).mismatch(ORIGIN, [locate.local(copy)]) is None
 
 
 def test_a_reference_of_something_else_is_one_sentence(file):
-    given, ours = GivenReference(file), weights.local(data.weights(MODEL))
+    given, ours = GivenReference(file), locate.local(data.weights(MODEL))
     others = {
         "is the reference of another text": replace(ORIGIN, text_sha256="other"),
         "has windows of 16 tokens, 3 of them, not 16 tokens, 4 of them": replace(
@@ -85,7 +85,7 @@ def test_a_reference_of_something_else_is_one_sentence(file):
 def test_a_file_that_exists_is_not_overwritten(reference, file):
     before = file.read_bytes()
     with pytest.raises(BadReference, match="exists already"):
-        write_reference(file, reference, ORIGIN, MODEL, weights.local(data.weights(MODEL)))
+        write_reference(file, reference, ORIGIN, MODEL, locate.local(data.weights(MODEL)))
     assert file.read_bytes() == before
 
 

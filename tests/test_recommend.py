@@ -19,7 +19,7 @@ from harness.cli import recommend_inputs
 from harness.cli.recommend_inputs import Given
 from harness.config import Model, load
 from harness.dataset.study import Study
-from harness.models import weights
+from harness.models import locate
 from harness.recommend import answer, examples, quality_loss, text
 from harness.recommend import candidates as recommend_candidates
 from harness.recommend import commands as typed
@@ -431,7 +431,7 @@ def test_measured_divergence_orders_quality_and_decides_what_balance_keeps(harne
 def test_a_shipped_model_is_recommended_by_name_and_by_path_alike(harness, tmp_path):
     record = scored(0.006, "austen-4m", "q4_k_m")
     reference = record["quality"]["reference"]["weights"]
-    reference["fingerprint"] = weights.local(data.weights("austen-4m")).fingerprint
+    reference["fingerprint"] = locate.local(data.weights("austen-4m")).fingerprint
     path = stored(record, tmp_path)
     command = ("--machine", "rtx-4090", "--stacks", "llamacpp", "--context", "1k", "--json")
     command = (*command, "--results", tmp_path / "results")

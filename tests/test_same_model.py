@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from small_checkpoints import with_layout
 from test_convert import LLAMA3
 
 from harness.campaign import worker
@@ -36,7 +37,7 @@ def stack(hf_interpreter: Interpreter, llamacpp_interpreter: Interpreter, tmp_pa
         options |= {"threads": 1, "n_ctx": 256} | PLAIN[name]
         model = {"name": "m", "path": str(path), "shape": None}
         given = {"model": model, "options": options} | fields
-        request = Request(job, name, "cpu", **given)
+        request = with_layout(Request(job, name, "cpu", **given))
         events = list(worker.run_job(request, interpreters[name], tmp_path, 900, threads=1))
         assert isinstance(events[-1], Done), events[-1]
         return [i for e in events if isinstance(e, Tokens) for i in e.ids], events[-1].facts

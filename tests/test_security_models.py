@@ -17,8 +17,8 @@ from test_weights import write_checkpoint, write_tokenizer
 from harness.base.files import CacheError, LockError, cache_folder, exclusive, made, shared_folder
 from harness.campaign import prompts
 from harness.campaign.other_processes import DeviceBusy, device_lock, is_busy
-from harness.models import layout, weights
-from harness.models.weights import WeightsError
+from harness.models import file_samples, locate
+from harness.models.locate import WeightsError
 from harness.stacks import build
 from harness.stacks.header import stacks
 from runners.weights.safetensors import staged
@@ -95,10 +95,10 @@ def replace_values(path: Path) -> None:
 def test_other_values_of_equal_size_and_time_are_another_fingerprint(tmp_path, name):
     folder = write_checkpoint(tmp_path)
     write_tokenizer(folder)
-    before = weights.local(folder).fingerprint
+    before = locate.local(folder).fingerprint
     replace_values(folder / name)
-    assert weights.local(folder).fingerprint.rpartition("-")[0] == before.rpartition("-")[0]
-    assert weights.local(folder).fingerprint != before
+    assert locate.local(folder).fingerprint.rpartition("-")[0] == before.rpartition("-")[0]
+    assert locate.local(folder).fingerprint != before
 
 
 def holes(path: Path, size: int) -> Path:
@@ -108,19 +108,19 @@ def holes(path: Path, size: int) -> Path:
 
 
 def test_a_fingerprint_reads_a_bounded_part(tmp_path):
-    assert layout.sampled([holes(tmp_path / "a", 1 << 40)])  # all of it would take minutes
+    assert file_samples.sampled([holes(tmp_path / "a", 1 << 40)])  # all of it would take minutes
 
 
 @pytest.mark.parametrize("shard", [0, 1])
 def test_a_fingerprint_samples_every_shard(tmp_path, shard):
     size = 256 << 20
     shards = [holes(tmp_path / name, size) for name in "ab"]
-    before = layout.sampled(shards)
+    before = file_samples.sampled(shards)
     replaced = holes(tmp_path / "replaced", size)
     with replaced.open("r+b") as file:  # a stretch of three 64ths, which holds a place for sure
-        os.pwrite(file.fileno(), b"x" * (3 * 2 * size // layout.PIECES), size // 2)
+        os.pwrite(file.fileno(), b"x" * (3 * 2 * size // file_samples.PIECES), size // 2)
     replaced.replace(shards[shard])
-    assert layout.sampled(shards) != before
+    assert file_samples.sampled(shards) != before
 
 
 # --- tokenizers ---------------------------------------------------------------------------------------------

@@ -13,10 +13,9 @@ from test_packed_weights import GPTQ, cell, packed_entries, write_packed
 from test_weights import write_checkpoint
 
 from harness.campaign import forecast
-from harness.models import layout, weights
+from harness.models import layout, locate
 from harness.models.checkpoint import CheckpointError, read
-from harness.models.weights import WeightsError, WeightsRefused, WeightsUnavailable
-from harness.stacks.header import stacks
+from harness.models.locate import WeightsError, WeightsRefused, WeightsUnavailable
 from harness.theory import decoder
 from harness.theory.hf_config import packing_in
 
@@ -56,7 +55,7 @@ DEQUANTIZED = ("fp8, blocks of 128 x 128", "mxfp4")  # by transformers, while it
 @pytest.mark.parametrize("words", STORED)
 def test_a_checkpoint_is_what_it_is_stored_as_and_no_stack_takes_it_for_another(tmp_path, words):
     folder = quantized(tmp_path / "m", *STORED[words])
-    assert read(folder).quantization == weights.local(folder).quant == words
+    assert read(folder).quantization == locate.local(folder).quant == words
     widened = words in DEQUANTIZED
     why = (
         "; stack hf loads that, dequantized to its dtype, bnb does not"
@@ -151,7 +150,7 @@ def refused(folder: Path, sentence: str) -> None:
     with pytest.raises(CheckpointError, match=sentence):
         read(folder)
     with pytest.raises(WeightsRefused, match=sentence):
-        weights.local(folder)
+        locate.local(folder)
 
 
 def mixture(folder: Path) -> dict[str, Any]:
@@ -238,11 +237,16 @@ def test_a_multimodal_model_is_loaded_only_where_transformers_does(tmp_path, kin
         forecast.local_weights(cell("llamacpp", folder))
 
 
+LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+LLAMA3 |= {"original_max_position_embeddings": 8192}
+
+
 @pytest.mark.parametrize(
     ("rope", "refusal"),
     [
         ({"rope_type": "linear", "factor": 2.0}, None),
-        ({"rope_type": "llama3", "factor": 8.0}, None),
+        (LLAMA3, None),
+        ({"rope_type": "llama3", "factor": 8.0}, "rope scaling 'llama3' lacks low_freq_factor"),
         ({"rope_type": "yarn", "factor": 4.0}, "rope scaling 'yarn' of llama is not converted"),
         ({"type": "dynamic", "factor": 4.0}, "rope scaling 'dynamic' of llama is not converted"),
     ],
@@ -255,14 +259,6 @@ def test_a_scaling_of_positions_that_is_not_converted_is_known_before_a_run(tmp_
     with pytest.raises(WeightsError, match=refusal):
         forecast.local_weights(cell("llamacpp", folder))
     assert forecast.local_weights(cell("hf", folder)) is not None
-
-
-def test_what_a_header_says_of_conversion_is_what_the_runner_converts():
-    """The header names what runners/llamacpp/weights.py knows."""
-    source = (Path(__file__).parent.parent / "runners" / "llamacpp" / "weights.py").read_text("utf-8")
-    for kind, scalings in stacks()["llamacpp"].converts.items():
-        assert f'    "{kind}": ("' in source
-        assert all(f'    "{scaling}": {{' in source for scaling in scalings)
 
 
 # --- as a user sees it --------------------------------------------------------------------------------------

@@ -4,13 +4,13 @@ import json
 
 import numpy as np
 import pytest
-from small_checkpoints import read, synthesized
+from small_checkpoints import laid, read, synthesized
 
 from harness.models import checkpoint
+from harness.models.layout import NoLayout, dense_config
 from harness.theory.architectures import decoder_of
-from harness.theory.decoder import dense, dense_fields, dense_like, parameters
+from harness.theory.decoder import dense, dense_like, parameters
 from harness.theory.hf_config import SHAPES
-from runners.weights.synthetic import config_of
 
 DENORMAL_BELOW = 2.0**-14  # in float16
 # What no family has by default: each of these is written in its own way.
@@ -28,10 +28,8 @@ ODD = {
 @pytest.mark.parametrize("name", [*SHAPES, *ODD])
 def test_the_config_of_every_shape_reads_back_as_that_shape(name):
     shape = (SHAPES | ODD)[name]
-    config = json.loads(json.dumps(config_of(dense_fields(shape), seed=5)))
+    config = json.loads(json.dumps(laid(shape)["config"]))
     assert decoder_of(config) == shape
-    assert config["harness_synthetic"] is True
-    assert config["harness_seed"] == 5
     assert not config.keys() & {"rope_parameters", "dtype"}  # transformers 4 would pass over them
 
 
@@ -39,6 +37,8 @@ def test_the_config_of_every_shape_reads_back_as_that_shape(name):
 def test_a_checkpoint_has_the_tensors_of_its_shape_and_no_others(tmp_path, shape):
     made = synthesized(tmp_path / "m", shape)
     found = checkpoint.read(tmp_path / "m")
+    config = json.loads((tmp_path / "m" / "config.json").read_text())
+    assert (config["harness_synthetic"], config["harness_seed"]) == (True, 0)
     assert found.decoder == shape
     assert made["parameters"] == found.parameters == parameters(shape)
     assert made["tensors"] == len(found.tensors)
@@ -127,10 +127,9 @@ def test_every_norm_has_the_same_few_outlier_channels(tmp_path):
     ],
     ids=str,
 )
-def test_what_is_no_model_s_shape_is_refused_before_anything_is_written(tmp_path, shape, said):
-    with pytest.raises(ValueError, match=said):
-        synthesized(tmp_path / "m", shape)
-    assert not (tmp_path / "m").exists()
+def test_what_is_no_model_s_shape_has_no_layout(shape, said):
+    with pytest.raises(NoLayout, match=said):
+        dense_config(shape)
 
 
 def test_a_folder_that_is_there_is_not_written_over(tmp_path):

@@ -33,9 +33,8 @@ from harness.campaign.prompts import PROMPT_TEXT
 from harness.campaign.repeat import NotReady
 from harness.config import Decode, Model, Variant, Weights
 from harness.config.plan import Cell
-from harness.models import weights
-from harness.models.weights import WeightsError
-from harness.stacks.header import stacks
+from harness.models import check, locate, make
+from harness.models.locate import WeightsError
 from harness.theory import decoder, tensors
 from harness.theory.hf_config import SHAPES
 from harness.theory.known_models import Described
@@ -92,7 +91,7 @@ def preparation() -> Preparation:
 def test_a_checkpoints_folder_tells_all_that_a_gguf_tells(tmp_path, count):
     write_config(tmp_path)
     write_shards(tmp_path, TINY, count)
-    ready = weights.local(tmp_path)
+    ready = locate.local(tmp_path)
     parameters = decoder.parameters(TINY)
     assert (ready.format, ready.quant, ready.architecture) == ("hf", "bf16", "llama")
     assert ready.vocab_size == TINY.vocab_size
@@ -116,7 +115,7 @@ def test_what_transformers_does_not_load_is_not_counted(tmp_path):
     stored["model.layers.0.self_attn.bias"] = ("BOOL", [1, 1, 4096, 4096], 1)  # more than all weights
     stored["model.layers.0.self_attn.masked_bias"] = ("F32", [], 4)
     write_safetensors(tmp_path / "model.safetensors", stored)
-    ready = weights.local(write_config(tmp_path, TIED))
+    ready = locate.local(write_config(tmp_path, TIED))
     assert ready.sizes["parameters"] == decoder.parameters(TIED)
     assert ready.sizes["bytes_by_type"] == {"bf16": ready.sizes["model_bytes"]}
     assert ready.sizes["model_bytes"] == 2 * decoder.parameters(TIED)
@@ -147,28 +146,28 @@ def test_masks_that_older_architectures_store_are_no_weights(tmp_path, kind):
     loaded, buffers = OTHERS[kind]
     stored = {name: ("F16", dims, 2) for name, dims in loaded.items()} | buffers
     write_safetensors(tmp_path / "model.safetensors", stored)
-    ready = weights.local(write_config(tmp_path, model_type=kind))
+    ready = locate.local(write_config(tmp_path, model_type=kind))
     parameters = sum(math.prod(dims) for dims in loaded.values())
     assert (ready.quant, ready.sizes["parameters"]) == ("f16", parameters)
     assert ready.sizes["bytes_by_type"] == {"f16": 2 * parameters}
 
 
 def test_our_own_checkpoints_are_synthetic(tmp_path):
-    assert weights.local(write_checkpoint(tmp_path, harness_synthetic=True)).synthetic
+    assert locate.local(write_checkpoint(tmp_path, harness_synthetic=True)).synthetic
 
 
 def test_an_architecture_that_only_transformers_knows_is_taken_but_not_converted(tmp_path):
-    ready = weights.local(write_checkpoint(tmp_path, model_type="gemma9"))
+    ready = locate.local(write_checkpoint(tmp_path, model_type="gemma9"))
     assert (ready.architecture, ready.attention) == ("gemma9", None)
     assert ready.sizes["parameters"] == decoder.parameters(TINY)
     assert ready.vocab_size == TINY.vocab_size
     with pytest.raises(WeightsError, match="is gemma9, which is not converted to GGUF"):
-        weights.check_convertible(ready, stacks()["llamacpp"].converts)
+        check.check_convertible(ready)
 
 
 def test_a_folder_with_one_gguf_is_that_gguf(tmp_path):
     path = write_gguf(tmp_path / "model.gguf")
-    assert weights.local(tmp_path) == weights.local(path)
+    assert locate.local(tmp_path) == locate.local(path)
 
 
 def lying(folder: Path) -> None:
@@ -220,7 +219,7 @@ def test_a_folder_that_is_no_whole_checkpoint_is_one_sentence(tmp_path, name):
     folder = write_checkpoint(tmp_path / "m")
     damage(folder)
     with pytest.raises(WeightsError, match=sentence) as told:
-        weights.local(folder)
+        locate.local(folder)
     assert str(folder) in str(told.value)
     assert "\n" not in str(told.value)
 
@@ -229,7 +228,7 @@ def test_a_folder_that_is_no_whole_checkpoint_is_one_sentence(tmp_path, name):
 def test_one_file_of_a_checkpoint_is_not_the_checkpoint(tmp_path, name):
     write_checkpoint(tmp_path)
     with pytest.raises(WeightsError, match="is one file of a checkpoint; name its folder"):
-        weights.local(tmp_path / name)
+        locate.local(tmp_path / name)
 
 
 @pytest.mark.parametrize(
@@ -244,9 +243,9 @@ def test_one_file_of_a_checkpoint_is_not_the_checkpoint(tmp_path, name):
     ],
 )
 def test_a_checkpoints_fingerprint_changes_with_what_is_loaded(tmp_path, changed, is_another):
-    before = weights.local(write_checkpoint(tmp_path)).fingerprint
+    before = locate.local(write_checkpoint(tmp_path)).fingerprint
     changed(tmp_path)
-    assert (weights.local(tmp_path).fingerprint != before) == is_another
+    assert (locate.local(tmp_path).fingerprint != before) == is_another
 
 
 def test_a_copy_has_the_fingerprint_of_the_original_but_for_its_times(tmp_path):
@@ -256,16 +255,16 @@ def test_a_copy_has_the_fingerprint_of_the_original_but_for_its_times(tmp_path):
         (shutil.copytree if original.is_dir() else shutil.copyfile)(original, copied)
         for path in (copied, *copied.glob("*")):
             os.utime(path, (1, 1))
-        before, after = (weights.local(path).fingerprint.split("-") for path in (original, copied))
+        before, after = (locate.local(path).fingerprint.split("-") for path in (original, copied))
         same = [ours == theirs for ours, theirs in zip(before, after, strict=True)]
         assert same == [True, True, False, True]
 
 
 def test_a_damaged_folder_of_the_cache_is_made_anew(tmp_path):
     folder = write_checkpoint(tmp_path / "hf")
-    assert weights.cached(folder) is not None
+    assert locate.cached(folder) is not None
     without_a_shard(folder)
-    assert weights.cached(folder) is None
+    assert locate.cached(folder) is None
     assert not folder.exists()
 
 
@@ -279,7 +278,7 @@ def test_one_synthetic_checkpoint_is_made_and_every_gguf_from_it(llamacpp_interp
     q8_0 = preparation.weights(cell("llamacpp", quant="q8_0"))
     checkpoint = preparation.weights(cell("hf"))
     shape = SHAPES["tiny-qwen2"]
-    assert checkpoint.path == weights.checkpoint_path(Described(shape), SEED)
+    assert checkpoint.path == make.checkpoint_path(Described(shape), SEED)
     assert (checkpoint.quant, f16.quant, q8_0.quant) == ("bf16", "f16", "q8_0")
     assert all(ready.synthetic for ready in (checkpoint, f16, q8_0))
     assert checkpoint.sizes["parameters"] == f16.sizes["parameters"] == decoder.parameters(shape)
@@ -364,17 +363,17 @@ def test_a_tokenizer_that_is_broken_or_anothers_is_one_sentence(tmp_path, prepar
     for broken in (b"", b"{}", whole[: len(whole) // 2], b"\xff\xfe", b'{"model": {"type": "BPE"}}'):
         (folder / "tokenizer.json").write_bytes(broken)
         with pytest.raises(NotReady, match=r"cannot tokenize: .*tokenizer\.json") as told:
-            preparation.prompts.ids(cell("hf", folder), weights.local(folder))
+            preparation.prompts.ids(cell("hf", folder), locate.local(folder))
         assert "\n" not in str(told.value)
     (folder / "tokenizer.json").unlink()
     write_tokenizer(folder)
-    small = replace(weights.local(folder), vocab_size=20)
+    small = replace(locate.local(folder), vocab_size=20)
     with pytest.raises(NotReady, match=r"tokenizer returns id \d+, but the model has 20"):
         preparation.prompts.ids(cell("hf", folder), small)
 
 
 def test_without_a_tokenizer_the_ids_are_fixed_and_within_the_vocabulary(tmp_path, preparation):
-    ids, source = preparation.prompts.ids(cell("hf"), weights.local(write_checkpoint(tmp_path)))
+    ids, source = preparation.prompts.ids(cell("hf"), locate.local(write_checkpoint(tmp_path)))
     assert source == "fixed ids (no tokenizer)"
     assert len(ids) == 25
     assert max(ids) < TINY.vocab_size

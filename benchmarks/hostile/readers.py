@@ -21,7 +21,7 @@ from harness import cli, records
 from harness.base import bounds
 from harness.base.text import is_utf8
 from harness.campaign import prompts
-from harness.models import served, weights
+from harness.models import check, locate, served
 from harness.share.anonymize import Anonymizer
 from harness.stacks.header import stacks
 from runners.answers import EVENT_BYTES, SHORTEST_KEY, WrongAnswer, api_key
@@ -67,8 +67,8 @@ def command(*arguments: str, check: Callable[[str, str], str | None] | None = No
 def local(path: str) -> Reader:
     def run() -> bool:
         try:
-            weights.local(Path(path))
-        except weights.WeightsError:
+            locate.local(Path(path))
+        except locate.WeightsError:
             return False
         return True
 
@@ -80,16 +80,16 @@ def planned(path: str) -> Reader:
 
     def run() -> bool:
         try:
-            ready = weights.local(Path(path))
-        except weights.WeightsError:
+            ready = locate.local(Path(path))
+        except locate.WeightsError:
             return False
         taken = False
         for header in stacks().values():
             options = {name: option.default for name, option in header.options.items()}
-            with contextlib.suppress(weights.WeightsError):
+            with contextlib.suppress(locate.WeightsError):
                 if ready.format == "hf":
-                    weights.check_loadable(ready, None, header, options)
-                    weights.check_convertible(ready, header.converts)
+                    check.check_loadable(ready, None, header, options)
+                    check.check_convertible(ready, header.converts)
                 taken = True
         return taken
 
@@ -101,7 +101,7 @@ def tokenized() -> bool:
         return bool(
             prompts.tokenized(Path("tokenizer.json"), "aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaab some text", 8).ids
         )
-    except weights.WeightsError:
+    except locate.WeightsError:
         return False
 
 

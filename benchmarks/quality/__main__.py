@@ -28,6 +28,7 @@ from benchmarks.fidelity import tools
 from harness import records
 from harness.base import data
 from harness.campaign import worker
+from harness.models import layout
 from harness.stacks import build
 from harness.stacks.adopted import Interpreter
 from harness.stacks.header import stacks
@@ -176,7 +177,8 @@ def scored(folder: Path, config: dict[str, Any]) -> list[Any]:
 def with_vocabulary(interpreter: Interpreter, target: Path, folder: Path) -> None:
     """The shipped model as a GGUF of 32 bits, with its vocabulary."""
     source, bare = data.weights(MODEL), folder / "bare.gguf"
-    model = {"name": MODEL, "path": None, "shape": None}
+    laid = layout.of(json.loads((source / "config.json").read_text())).plain()
+    model = {"name": MODEL, "path": None, "layout": laid}
     files = {"source": str(source), "target": str(bare)}
     request = Request("convert", "llamacpp", "cpu", model, {"dtype": "f32", "threads": 2}, files=files)
     worker.facts_of(worker.run_job(request, interpreter, folder, 600))

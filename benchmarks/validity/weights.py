@@ -30,7 +30,7 @@ from numpy.typing import NDArray
 
 from harness.analysis import agreement, own_weights
 from harness.campaign import worker
-from harness.models import checkpoint
+from harness.models import checkpoint, layout
 from harness.stacks import build
 from harness.stacks.adopted import Interpreter
 from harness.stacks.header import stacks
@@ -117,8 +117,12 @@ class Bench:
         options = {o.name: o.default for o in stacks()[stack].options.values()} | {"threads": 1, "n_ctx": 512}
         if job == "quantize":  # takes its own options alone
             options = {}
-        shape = dense_fields(more.pop("shape", self.shape))
-        model = {"name": "m", "path": str(path) if path else None, "shape": shape}
+        model: dict[str, Any] = {"name": "m", "path": str(path) if path else None, "shape": None}
+        shape = more.pop("shape", None)
+        if stack == "llamacpp" and job in ("synthesize", "convert", "dequantize"):
+            file = files.pop("config", files.get("source", self.folder) / "config.json")
+            config = layout.dense_config(shape) if shape else json.loads(file.read_text())
+            model["layout"] = layout.of(config).plain()
         named = {name: str(file) for name, file in files.items()}
         request = Request(job, stack, "cpu", model, options | more.pop("options", {}), files=named, **more)
         return worker.facts_of(worker.run_job(request, built(stack), self.folder, 1800, 1))

@@ -50,8 +50,8 @@ MODEL_LAYERS = 10_000  # each is made, and counted
 GGUF_HEADER_BYTES = 256 << 20  # vocabularies of 256k tokens with their merges take 10 to 20 MB
 GGUF_STRING_BYTES = 1 << 20  # a chat template has some 10 kB
 GGUF_PARTS = 1000  # 1 TB in parts of 1 GB
-# The safetensors library's own bound is 100 MB, which Python would expand to 3 GB; 4 MiB expand to at most
-# 0.14 GB. A tensor takes 130 bytes: the 1,138 of 405B are 150 kB, and 30,000 fit.
+# The safetensors library's own bound is 100 MB. A header of 4 MiB takes up to 0.19 GB of memory. A tensor has
+# 130 bytes: the 1,138 of 405B are 150 kB, and 30,000 fit.
 SAFETENSORS_HEADER_BYTES = 4 << 20
 SAFETENSORS_HEADERS_BYTES = 16 << 20  # of all shards together; 405B has 150 kB
 SAFETENSORS_INDEX_BYTES = 4 << 20  # 110 bytes a tensor: 38,000 of them

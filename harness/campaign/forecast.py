@@ -23,9 +23,9 @@ from harness.config import (
 )
 from harness.config.plan import Cell
 from harness.machine.host import free_memory_bytes
-from harness.models import checkpoint, weights
+from harness.models import check, checkpoint, locate, make
 from harness.models.hub import in_hub_cache
-from harness.models.weights import Ready, WeightsError
+from harness.models.locate import Ready, WeightsError
 from harness.stacks.header import Options, holds
 from harness.stacks.limits import Broken
 from harness.theory import floors, names
@@ -120,7 +120,7 @@ def packing_of(cell: Cell, made: Decoder | None, ready: Ready | None) -> Packing
     made_here = ready is not None or (cell.source is not None and cell.source.kind == "synthetic")
     if cell.packing and made_here and made and made.is_dense:
         with contextlib.suppress(WeightsError):  # reported when the weights are packed
-            return weights.grouped_layers(cell.packing, made)
+            return make.grouped_layers(cell.packing, made)
     return cell.packing
 
 
@@ -160,7 +160,7 @@ def bytes_of_shape(cell: Cell, made: Decoder) -> float:
         return sum(packed_bytes(of_shape(made), packing).values())
     if cell.weights_format == "hf":
         return _as_loaded(cell, of_shape(made))
-    return weights.synthetic_bytes(made, cell.quant or weights.SOURCE_QUANT)
+    return make.synthetic_bytes(made, cell.quant or make.SOURCE_QUANT)
 
 
 def _bytes_of(cell: Cell, ready: Ready) -> float | None:
@@ -168,11 +168,11 @@ def _bytes_of(cell: Cell, ready: Ready) -> float | None:
     while they load."""
     if (cell.packing and not ready.packing) or _is_dequantized(cell, ready):
         return None
-    if cell.weights_format == "hf" and ready.quant in weights.FULL_TYPES:
+    if cell.weights_format == "hf" and ready.quant in make.FULL_TYPES:
         return _as_loaded(cell, checkpoint.read(ready.path, needs_shape=False).loaded)
     if cell.weights_format != "gguf" or cell.quant in (None, ready.quant):
         return float(ready.sizes["model_bytes"])
-    return weights.quantized_bytes(ready.header, str(cell.quant)) if ready.header else None
+    return make.quantized_bytes(ready.header, str(cell.quant)) if ready.header else None
 
 
 def _is_dequantized(cell: Cell, ready: Ready | None) -> bool:
@@ -243,9 +243,9 @@ def apart(cell: Cell, ready: Ready | None, options: Options) -> Apart | None:
 def _tensors(cell: Cell, ready: Ready | None) -> Sequence[Tensor]:
     """The tensors as the stack loads them; empty if unknown."""
     if ready and ready.header and cell.quant in (None, ready.quant):
-        return [Tensor(each.name, each.type, each.dims, each.bytes) for each in ready.header.listed()]
+        return [*ready.header.tensors.values()]
     made = made_of(cell, ready)
-    return quantized(made, cell.quant or weights.SOURCE_QUANT) if made else ()
+    return quantized(made, cell.quant or make.SOURCE_QUANT) if made else ()
 
 
 # How long a workload of timed rows or a score takes, before it runs: its passes and decode steps. Pure.
@@ -525,16 +525,16 @@ def local_weights(cell: Cell) -> Ready | None:
     source = cell.source
     if not cell.header.formats:
         at = source.path if source and cell.weights_format == "served" else None
-        return weights.local(Path(at)) if at else None
+        return locate.local(Path(at)) if at else None
     if source is None or source.kind == "served":
-        raise weights.not_named(cell.model.name, cell.weights_format)
+        raise locate.not_named(cell.model.name, cell.weights_format)
     if source.kind == "synthetic":
         if model := cell.model.described:
-            weights.check_synthetic(model, cell.weights_format, cell.header)
+            check.check_synthetic(model, cell.weights_format, cell.header)
             if cell.packing:
-                weights.grouped_layers(cell.packing, model.decoder)
+                make.grouped_layers(cell.packing, model.decoder)
         return None
-    ready = weights.local(Path(str(source.path))) if source.kind == "path" else in_hub_cache(source)
+    ready = locate.local(Path(str(source.path))) if source.kind == "path" else in_hub_cache(source)
     if ready is not None:
         _check(cell, ready)
     return ready
@@ -542,13 +542,13 @@ def local_weights(cell: Cell) -> Ready | None:
 
 def _check(cell: Cell, ready: Ready) -> None:
     if cell.weights_format != "gguf":
-        weights.check_loadable(ready, cell.packing, cell.header, cell.options(threads=1))
+        check.check_loadable(ready, cell.packing, cell.header, cell.options(threads=1))
     elif ready.format == "hf":
-        weights.check_convertible(ready, cell.header.worker.converts)
+        check.check_convertible(ready)
     else:
-        weights.check_types(ready, cell.header)
+        check.check_types(ready, cell.header)
         if cell.quant not in (None, ready.quant):
-            weights.check_quantizable(ready, str(cell.quant))
+            check.check_quantizable(ready, str(cell.quant))
 
 
 def forecasts(experiment: Experiment, cells: Sequence[Cell]) -> list[Forecast]:

@@ -23,23 +23,17 @@ from harness.campaign.worker import Facts
 from harness.campaign.worker_memory import mechanism_here
 from harness.config import Experiment, MaxCtx, Weights, Windows, plan
 from harness.config.plan import Cell
-from harness.models import engine_files, served, weights
-from harness.models.checkpoint import CONFIG
+from harness.models import check, engine_files, locate, make, served
+from harness.models.config_json import CONFIG
 from harness.models.engine_files import EngineFiles
 from harness.models.hub import from_hub
 from harness.models.layout import Layout
-from harness.models.weights import (
-    NotDequantized,
-    Ready,
-    WeightsError,
-    WeightsRefused,
-    WeightsUnavailable,
-    written,
-)
+from harness.models.locate import NotDequantized, Ready, WeightsError, WeightsRefused, WeightsUnavailable
+from harness.models.make import written
 from harness.stacks import build
 from harness.stacks.adopted import EnvironmentFailed, Interpreter
 from harness.stacks.header import Header, Options, stacks
-from harness.theory.decoder import Decoder, dense_fields, parameters
+from harness.theory.decoder import Decoder, parameters
 from harness.theory.known_models import Described
 from harness.theory.tensors import Packing, element_bytes, of_shape, packed_bytes
 from runners.answers import api_key
@@ -93,13 +87,13 @@ class Producer:
     def checkpoint(self, cell: Cell) -> Ready:
         """The synthetic checkpoint of a cell's model. Raises WeightsError, CacheError."""
         model, seed = _described(cell), _seed(cell)
-        target = weights.checkpoint_path(model, seed)
-        if ready := weights.cached(target):
+        target = make.checkpoint_path(model, seed)
+        if ready := locate.cached(target):
             return ready
-        expected = parameters(model.decoder) * weights.CHECKPOINT_ELEMENT_BYTES
+        expected = parameters(model.decoder) * make.CHECKPOINT_ELEMENT_BYTES
         options = {"seed": seed, "threads": self.threads}
-        laid = weights.layout_of(model.config) if model.config else None
-        return self._make(cell, "synthesize", options, None, target, expected, layout=laid)
+        laid = make.layout_of(make.config_of(model))
+        return self._make(cell, "synthesize", options, None, target, expected, laid)
 
     def gguf(self, cell: Cell, given: Ready | None) -> Ready:
         """The GGUF that a cell loads, made from given weights or from its synthetic checkpoint.
@@ -107,18 +101,18 @@ class Producer:
         Raises WeightsError, CacheError.
         """
         if given is None:
-            quant = cell.quant or weights.SOURCE_QUANT
+            quant = cell.quant or make.SOURCE_QUANT
             return self._converted(cell, synthetic_name(cell), self.checkpoint, quant)
         if given.format == "hf":
-            weights.check_convertible(given, cell.header.worker.converts)
-            quant = cell.quant or weights.SOURCE_QUANT
+            check.check_convertible(given)
+            quant = cell.quant or make.SOURCE_QUANT
             made = self._converted(cell, given.fingerprint, lambda cell: given, quant)
             return replace(made, tokenizer=given.tokenizer, revision=given.revision)
-        weights.check_types(given, cell.header)
+        check.check_types(given, cell.header)
         if cell.quant in (None, given.quant):
             return given
-        weights.check_quantizable(given, str(cell.quant))
-        target = weights.quantized_path(given.fingerprint, str(cell.quant), self.quantizer(cell))
+        check.check_quantizable(given, str(cell.quant))
+        target = make.quantized_path(given.fingerprint, str(cell.quant), self.quantizer(cell))
         return self._quantized(cell, given, target)
 
     def engine_files(self, cell: Cell, given: Ready) -> EngineFiles:
@@ -144,7 +138,7 @@ class Producer:
         Raises WeightsError, CacheError.
         """
         made, packing, target = self.packed_target(cell, requested, given)
-        if ready := weights.cached(target):
+        if ready := locate.cached(target):
             return ready
         source = given or self.checkpoint(cell)
         options = {"format": packing.method, "bits": packing.bits, "group_size": packing.group_size}
@@ -162,19 +156,19 @@ class Producer:
         if made is None or not made.is_dense:
             kind = given.architecture if given else "without a shape"
             raise WeightsError(f"model {cell.model.name} is {kind}, which cannot be packed")
-        packing = weights.grouped_layers(requested, made)
+        packing = make.grouped_layers(requested, made)
         name = given.fingerprint if given else synthetic_name(cell)
-        return made, packing, weights.packed_path(name, packing)
+        return made, packing, make.packed_path(name, packing)
 
     def unpacked(self, cell: Cell, ready: Ready) -> Ready:
         """A packed checkpoint unpacked to 16 bits: the reference for the kernels of its stacks.
 
         Raises WeightsError, CacheError.
         """
-        target = weights.unpacked_path(ready.fingerprint)
-        made = weights.cached(target)
+        target = make.unpacked_path(ready.fingerprint)
+        made = locate.cached(target)
         if made is None:
-            expected = ready.sizes["parameters"] * weights.CHECKPOINT_ELEMENT_BYTES
+            expected = ready.sizes["parameters"] * make.CHECKPOINT_ELEMENT_BYTES
             options = {"threads": self.threads}
             made = self._make(cell, "unpack", options, ready.path, target, expected)
         return replace(made, tokenizer=ready.tokenizer, revision=ready.revision)
@@ -191,31 +185,23 @@ class Producer:
             if given.format != "gguf":
                 raise
             self.say(f"dequantized to a GGUF, not to a checkpoint: {failure}")
-        options: Options = {"quant": weights.SOURCE_QUANT, "threads": self.threads, "requantize": True}
-        target = weights.dequantized_path(given.fingerprint, options).with_suffix(".gguf")
-        expected = given.sizes["parameters"] * weights.CHECKPOINT_ELEMENT_BYTES
+        options: Options = {"quant": make.SOURCE_QUANT, "threads": self.threads, "requantize": True}
+        target = make.dequantized_path(given.fingerprint, options).with_suffix(".gguf")
+        expected = given.sizes["parameters"] * make.CHECKPOINT_ELEMENT_BYTES
         return self._make(cell, "quantize", options, given.path, target, expected)
 
     def _checkpoint_of(self, cell: Cell, given: Ready, original: Ready | None) -> Ready:
         """`given` dequantized to a checkpoint. Raises WeightsError, CacheError."""
-        described, options = original or given, cell.options(self.threads)
-        files: dict[str, str] = {}
-        made: Decoder | None = None
+        options = cell.options(self.threads)
         laid: Layout | None = None
-        if given.format == "gguf" and described.format == "hf" and described.not_dense:
+        if given.format == "gguf":
             try:
-                laid = _gguf_layout(described)
+                laid = _gguf_layout(original or given)
             except WeightsUnavailable as why:
                 raise NotDequantized(str(why)) from why
-        elif given.format == "gguf" and described.format == "hf":
-            files["config"] = str(described.path / "config.json")
-        elif given.format == "gguf":
-            made = described.decoder
-            if made is None or not made.is_dense:
-                raise NotDequantized(f"{given.path}: is {given.architecture}, which is not dequantized here")
-        target = weights.dequantized_path(given.fingerprint, {"stack": cell.variant.stack, **options})
-        expected = given.sizes["parameters"] * weights.CHECKPOINT_ELEMENT_BYTES
-        return self._make(cell, "dequantize", options, given.path, target, expected, files, made, laid)
+        target = make.dequantized_path(given.fingerprint, {"stack": cell.variant.stack, **options})
+        expected = given.sizes["parameters"] * make.CHECKPOINT_ELEMENT_BYTES
+        return self._make(cell, "dequantize", options, given.path, target, expected, laid)
 
     def differences(self, cell: Cell, folder: Path, original: Path) -> Facts:
         """Two checkpoints, tensor by tensor: see runners/weights/layout.py. Raises WeightsError."""
@@ -235,18 +221,18 @@ class Producer:
 
     def _converted(self, cell: Cell, name: str, source: Callable[[Cell], Ready], quant: str) -> Ready:
         """The GGUF of a checkpoint. Calls `source` only if the checkpoint has to be read."""
-        target = weights.converted_path(name, quant, self.quantizer(cell))
-        if ready := weights.cached(target):
+        target = make.converted_path(name, quant, self.quantizer(cell))
+        if ready := locate.cached(target):
             return ready
-        if quant not in weights.FULL_TYPES:
-            return self._quantized(cell, self._converted(cell, name, source, weights.SOURCE_QUANT), target)
+        if quant not in make.FULL_TYPES:
+            return self._quantized(cell, self._converted(cell, name, source, make.SOURCE_QUANT), target)
         given = source(cell)
         expected = given.sizes["parameters"] * element_bytes(quant)
-        laid = _gguf_layout(given) if given.not_dense else None
-        return self._make(cell, "convert", {"dtype": quant}, given.path, target, expected, layout=laid)
+        laid = _gguf_layout(given)
+        return self._make(cell, "convert", {"dtype": quant}, given.path, target, expected, laid)
 
     def _quantized(self, cell: Cell, source: Ready, target: Path) -> Ready:
-        if ready := weights.cached(target):
+        if ready := locate.cached(target):
             return ready
         # Synthetic weights stand in for published files; a user's own are quantized as llama.cpp does it.
         # Of models that are not dense today's rules give the published sizes.
@@ -254,7 +240,7 @@ class Producer:
         as_published = is_dense and cell.source is not None and cell.source.kind == "synthetic"
         options = {"quant": cell.quant, "threads": self.threads, "as_published": as_published}
         assert source.header is not None  # it is a GGUF
-        expected = weights.quantized_bytes(source.header, str(cell.quant))
+        expected = make.quantized_bytes(source.header, str(cell.quant))
         return self._make(cell, "quantize", options, source.path, target, expected)
 
     def _make(
@@ -265,33 +251,28 @@ class Producer:
         source: Path | None,
         target: Path,
         expected_bytes: float,
-        more: Mapping[str, str] | None = None,
-        made: Decoder | None = None,
         layout: Layout | None = None,
     ) -> Ready:
-        """Run a job that writes a large file or folder, if it is not there. `more`: files besides source and
-        target; `made`: null for the cell's model; `layout`: of one that is not dense."""
+        """Run a job that writes a large file or folder, if it is not there. `layout`: for a job that makes
+        tensors of others, or of nothing."""
         with written(target, expected_bytes, f"{target.name} of {cell.model.name}") as partial:
             if partial is not None:
                 files = {"target": str(partial)} | ({"source": str(source)} if source else {})
-                files |= dict(more or {})
-                request = self.request(cell, job, source, made, layout, options=dict(options), files=files)
+                request = self.request(cell, job, source, layout, options=dict(options), files=files)
                 self.run(cell, request, f"{cell.model.name} {target.stem}")
-        return weights.local(target)
+        return locate.local(target)
 
     def request(
         self,
         cell: Cell,
         job: str,
         path: Path | None,
-        made: Decoder | None = None,
         layout: Layout | None = None,
         **fields: Any,
     ) -> Request:
-        """A job for the cell's stack and model. `path`: the weights that it loads or reads; `made`: null for
-        the cell's model; `layout`: of one that is not dense, for jobs that make its files."""
-        shape = dense_fields(made or cell.model.made)
-        model = {"name": cell.model.name, "path": str(path) if path else None, "shape": shape}
+        """A job for the cell's stack and model. `path`: the weights that it loads or reads; `layout`: for
+        jobs that make its files."""
+        model: dict[str, Any] = {"name": cell.model.name, "path": str(path) if path else None, "shape": None}
         model |= {"layout": layout.plain()} if layout else {}
         return Request(job, cell.header.worker.stack, self.device_id, model, **fields)
 
@@ -318,7 +299,7 @@ class Producer:
 
 def synthetic_name(cell: Cell) -> str:
     """The name of the synthetic checkpoint of a cell's model, unique to it. Raises WeightsError."""
-    return weights.synthetic_name(_described(cell), _seed(cell))
+    return make.synthetic_name(_described(cell), _seed(cell))
 
 
 def _seed(cell: Cell) -> int:
@@ -329,13 +310,21 @@ def _described(cell: Cell) -> Described:
     model = cell.model.described
     if model is None:
         raise WeightsError(f"model {cell.model.name} has no shape to synthesize")
-    weights.check_synthetic(model, cell.weights_format, cell.header)
+    check.check_synthetic(model, cell.weights_format, cell.header)
     return model
 
 
 def _gguf_layout(given: Ready) -> Layout:
-    """The GGUF layout for a checkpoint. Raises WeightsUnavailable."""
-    return weights.gguf_layout_of(files.object_of(given.path / CONFIG, bounds.CONFIG_JSON_BYTES))
+    """The tensors of a checkpoint in a GGUF, or of a dense model's GGUF in a checkpoint. Raises
+    WeightsUnavailable."""
+    if given.header is None:
+        return make.gguf_layout_of(files.object_of(given.path / CONFIG, bounds.CONFIG_JSON_BYTES))
+    if given.decoder is None or not given.decoder.is_dense:
+        raise WeightsUnavailable(f"{given.path}: is {given.architecture}, which is not dequantized here")
+    scaling = given.header.metadata.get(f"{given.architecture}.rope.scaling.type")
+    if "rope_freqs.weight" in given.header.tensors or scaling not in (None, "none"):
+        raise WeightsUnavailable(f"{given.path}: has rope scaling, which needs the model's config.json")
+    return make.gguf_layout_of(make.config_of(Described(given.decoder)))
 
 
 # Prepare the interpreter, weights and prompt of a cell before it is timed. Makes missing weights.
@@ -410,7 +399,7 @@ class Preparation:
         """Identifies the cell's weights before they are made or converted, and the further files; null if
         they are unavailable."""
         try:
-            further = [weights.local(path).fingerprint for path in cell.further_files]
+            further = [locate.local(path).fingerprint for path in cell.further_files]
             return "-".join([self._weights_fingerprint(cell), *further])
         except WeightsError:
             return None
@@ -430,8 +419,8 @@ class Preparation:
             return f"{name}-{cell.quant}"
         if cell.weights_format == "hf":
             return name
-        quant = cell.quant or weights.SOURCE_QUANT
-        path = weights.converted_path(name, quant, self._producer.quantizer(cell))
+        quant = cell.quant or make.SOURCE_QUANT
+        path = make.converted_path(name, quant, self._producer.quantizer(cell))
         return f"{name}-{path.parent.name}-{quant}"
 
     def _server(self, options: Options) -> str:
@@ -464,7 +453,7 @@ class Preparation:
         with _not_ready():
             ready = self._loaded(cell, self._given(cell))
             for path in cell.further_files:
-                weights.local(path)
+                locate.local(path)
         return ready if ready.tokenizer else replace(ready, tokenizer=_tokenizer_of(cell))
 
     def _loaded(self, cell: Cell, given: Ready | None) -> Ready:
@@ -525,20 +514,20 @@ class Preparation:
         """
         source, stack = cell.source, cell.variant.stack
         if source is None or source.kind == "served":
-            raise weights.not_named(cell.model.name, cell.weights_format)
+            raise locate.not_named(cell.model.name, cell.weights_format)
         if source.kind == "synthetic":
             return None
         if source.kind == "path":
-            given = weights.local(Path(str(source.path)))
+            given = locate.local(Path(str(source.path)))
         elif source.file is not None and cell.weights_format != "gguf":  # known before the download
             name = f"{source.repo}/{source.file}"
             raise WeightsError(f"stack {stack} needs a Hugging Face checkpoint, but {name} is a GGUF")
         else:
             given = self._of_hub(cell, source)
         if cell.weights_format != "gguf":
-            weights.check_loadable(given, cell.packing, cell.header, cell.options(self.threads))
+            check.check_loadable(given, cell.packing, cell.header, cell.options(self.threads))
         if cell.model.made is not None:
-            weights.check_shape(given, cell.model.made)
+            check.check_shape(given, cell.model.made)
         return given
 
     def _of_hub(self, cell: Cell, source: Weights) -> Ready:
@@ -560,7 +549,7 @@ def _tokenizer_of(cell: Cell) -> Path | None:
     """The tokenizer of the local checkpoint that the config names besides the cell's own weights; null:
     none."""
     checkpoint = cell.model.of_format.get("hf")
-    path = checkpoint and checkpoint.path and Path(checkpoint.path) / weights.TOKENIZER
+    path = checkpoint and checkpoint.path and Path(checkpoint.path) / locate.TOKENIZER
     return path if path and path.is_file() else None
 
 

@@ -17,7 +17,7 @@ from harness.campaign.repeat import NotReady
 from harness.campaign.worker import Facts
 from harness.config.plan import Cell
 from harness.models import limited_tokenizer
-from harness.models.weights import Ready, WeightsError
+from harness.models.locate import Ready, WeightsError
 from harness.records import Record
 from harness.stacks import build
 

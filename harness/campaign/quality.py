@@ -33,7 +33,7 @@ from harness.campaign.weights_reference import LogitsJob, NoLogits, NoReference,
 from harness.campaign.worker import Facts
 from harness.config import Quality, Variant, plan
 from harness.config.plan import Cell
-from harness.models.weights import Ready, WeightsError
+from harness.models.locate import Ready, WeightsError
 from harness.records import Running, Stored, kinds
 from harness.records.kinds import Figure, UntimedEnd, WindowMeans
 from harness.stacks.header import references

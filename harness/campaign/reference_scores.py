@@ -38,7 +38,8 @@ from harness.campaign.repeat import Inputs, NotReady
 from harness.campaign.worker import Facts
 from harness.config import Quality
 from harness.config.plan import Cell
-from harness.models.weights import FULL_TYPES, Ready
+from harness.models.locate import Ready
+from harness.models.make import FULL_TYPES
 from harness.records import kinds
 from harness.records.parts import plain
 

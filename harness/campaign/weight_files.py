@@ -9,8 +9,9 @@ from pathlib import Path
 from harness.base.files import cache_folder, free_disk, is_same_disk
 from harness.campaign.forecast import Forecast, bytes_of_shape, packing_of
 from harness.config.plan import Cell
-from harness.models import checkpoint, engine_files, hub, weights
-from harness.models.weights import SPARE_DISK_BYTES, Ready
+from harness.models import checkpoint, engine_files, hub, locate, make
+from harness.models.locate import Ready
+from harness.models.make import SPARE_DISK_BYTES
 from harness.stacks import build
 from harness.theory.decoder import Decoder, parameters
 
@@ -73,14 +74,14 @@ class WeightFiles:
         cell, ready = found.cell, found.weights
         source, made = cell.source, cell.model.made
         model = cell.model.described
-        if isinstance(found.lacks, weights.WeightsRefused):
+        if isinstance(found.lacks, locate.WeightsRefused):
             return Source("none usable", 0, refused=[str(found.lacks)])
         if found.lacks:
             return Source("none available", 0, lacks=[str(found.lacks)])
         if not cell.header.formats or source is None:
             return Source("no weights", 0)
         if source.kind == "synthetic" and made and model:
-            name = weights.synthetic_name(model, source.seed)
+            name = make.synthetic_name(model, source.seed)
             words, disk = self._made(cell, name, made, source.seed)
             return Source(words or "synthetic, nothing more to make", disk)
         name = source.path or source.file or ""
@@ -107,8 +108,8 @@ class WeightFiles:
             return Source(f"{words} ({ready.quant})" if ready.quant else words, 0)
         assert ready.header is not None  # it is a GGUF
         quant = str(cell.quant)
-        path = weights.quantized_path(ready.fingerprint, quant, self._quantizer(cell))
-        step = f"quantize {quant}", path, float(weights.quantized_bytes(ready.header, quant))
+        path = make.quantized_path(ready.fingerprint, quant, self._quantizer(cell))
+        step = f"quantize {quant}", path, float(make.quantized_bytes(ready.header, quant))
         steps, disk = self._missing([step])
         return Source(f"{words}, {steps}" if steps else words, disk)
 
@@ -125,21 +126,19 @@ class WeightFiles:
         """
         steps: list[Step] = []
         if seed is not None:
-            folder = weights.named_folder(name)
-            steps.append(
-                ("synthesize checkpoint", folder, parameters(made) * weights.CHECKPOINT_ELEMENT_BYTES)
-            )
+            folder = make.named_folder(name)
+            steps.append(("synthesize checkpoint", folder, parameters(made) * make.CHECKPOINT_ELEMENT_BYTES))
         if packing := packing_of(cell, made, None):
-            path = weights.packed_path(name, packing)
+            path = make.packed_path(name, packing)
             steps.append((f"pack {packing.words}", path, bytes_of_shape(cell, made)))
         if cell.weights_format == "gguf":
             quantizer = self._quantizer(cell)
-            quant = cell.quant or weights.SOURCE_QUANT
-            source = quant if quant in weights.FULL_TYPES else weights.SOURCE_QUANT
+            quant = cell.quant or make.SOURCE_QUANT
+            source = quant if quant in make.FULL_TYPES else make.SOURCE_QUANT
             for kind in dict.fromkeys((source, quant)):
-                path = weights.converted_path(name, kind, quantizer)
+                path = make.converted_path(name, kind, quantizer)
                 word = "convert" if kind == source else "quantize"
-                steps.append((f"{word} {kind}", path, weights.synthetic_bytes(made, kind)))
+                steps.append((f"{word} {kind}", path, make.synthetic_bytes(made, kind)))
         if cell.header.made is not None:
             path = engine_files.folder_of(
                 name, cell.header, cell.options(self._threads), self._quantizer(cell)

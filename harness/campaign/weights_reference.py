@@ -30,7 +30,8 @@ from harness.config.plan import Cell
 from harness.machine.host import free_memory_bytes
 from harness.models.checkpoint import CheckpointError
 from harness.models.gguf_files import type_in
-from harness.models.weights import FULL_TYPES, SOURCE_QUANT, Ready, WeightsError
+from harness.models.locate import Ready, WeightsError
+from harness.models.make import FULL_TYPES, SOURCE_QUANT
 from harness.records import kinds
 from harness.stacks.adopted import Interpreter
 from harness.stacks.header import references

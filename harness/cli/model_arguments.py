@@ -28,11 +28,12 @@ from harness.config.experiment import REPO, Plain, Weights
 from harness.config.load import load, load_document
 from harness.config.variants import model_row, quant_of, repository, safe_name, weights_of
 from harness.config.yaml_text import Document, parse, suggestion
-from harness.models import find, gguf_files, hub, served, weights
-from harness.models.checkpoint import CONFIG
+from harness.models import find, gguf_files, hub, locate, served
+from harness.models.config_json import CONFIG
 from harness.models.find import Stored
 from harness.models.gguf_files import StoredModel
-from harness.models.weights import FULL_TYPES, WeightsError
+from harness.models.locate import WeightsError
+from harness.models.make import FULL_TYPES
 from harness.stacks import build
 from harness.stacks.header import Header, stacks
 from harness.theory import downloads, names
@@ -374,7 +375,7 @@ def _in_folder(folder: Path) -> tuple[list[Path], list[Path]]:
         folders = [each.parent for each in sorted(folder.glob(f"*/{CONFIG}"))]
         if files or folders:
             return files, folders
-    weights.local(folder)
+    locate.local(folder)
     return [], [folder]
 
 

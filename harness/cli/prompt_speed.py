@@ -11,7 +11,7 @@ from harness.campaign import forecast
 from harness.config import ConfigError, Experiment, plan
 from harness.config.plan import Cell
 from harness.config.yaml_text import Document
-from harness.models.weights import WeightsError
+from harness.models.locate import WeightsError
 from harness.report.timed_rows import PROMPT
 from harness.theory.decoder import parameters
 

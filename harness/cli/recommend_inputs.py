@@ -23,9 +23,10 @@ from harness.config import Model
 from harness.config.plan import Cell
 from harness.config.variants import InlineShape, safe_name
 from harness.machine import ProbeError
-from harness.models import layout, weights
+from harness.models import check, layout, locate
 from harness.models.checkpoint import CheckpointError, read
-from harness.models.weights import FULL_TYPES, WeightsError
+from harness.models.locate import WeightsError
+from harness.models.make import FULL_TYPES
 from harness.recommend import answer, candidates, commands, examples, quality_loss
 from harness.recommend.answer import Choice
 from harness.recommend.candidates import FOLDER, Candidate, Place, Rates, Subject, place_of
@@ -144,7 +145,7 @@ def model_from(given: str) -> Given:
         found = read(path)
         if found.format == "gguf":
             path = found.path  # of a folder
-        quant = weights.local(path).quant if found.format == "gguf" else None
+        quant = locate.local(path).quant if found.format == "gguf" else None
     except (CheckpointError, WeightsError) as wrong:
         raise Mistake(printable(str(wrong))) from wrong
     if found.decoder is None:
@@ -152,7 +153,7 @@ def model_from(given: str) -> Given:
             f"{printable(given)}: the layers of {found.architecture or 'this architecture'} are not known"
         )
     if found.format == "safetensors" and found.quantization:
-        loads = weights.loaded_by(found.stored, found.packing) if found.stored else ""
+        loads = check.loaded_by(found.stored, found.packing) if found.stored else ""
         raise Mistake(
             f"{printable(given)}: is {found.quantization}; recommend compares types that are made of 16-bit"
             " weights: give those, or see this one's limits with harness theory"
@@ -181,7 +182,7 @@ def model_from(given: str) -> Given:
 def _fingerprint(path: Path) -> str | None:
     """The fingerprint of the weights in a path; null where no stack loads them."""
     try:
-        return weights.local(path).fingerprint
+        return locate.local(path).fingerprint
     except WeightsError:
         return None
 

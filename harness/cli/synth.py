@@ -15,7 +15,8 @@ from harness.cli.progress import Progress
 from harness.config import Decode, Model, Variant, Weights
 from harness.config.plan import Cell
 from harness.config.variants import safe_name
-from harness.models.weights import SOURCE_QUANT, Ready
+from harness.models.locate import Ready
+from harness.models.make import SOURCE_QUANT
 from harness.stacks import build
 from harness.stacks.header import references, stacks
 from harness.theory.known_models import NoModel, described

@@ -376,8 +376,8 @@ _OF_DECODER = re.compile(r"^dec\.|(?:^|\.)decoder\.")
 def _form(given: str, checkpoint: Checkpoint) -> Form | None:
     """The form of the weights in a model's files, with messages on quantized ones: who loads them, and the
     bits of their matrices; None where the bytes are not known."""
+    from harness.models.check import loaded_by, loading
     from harness.models.packed_layers import bits_by_matrix
-    from harness.models.weights import loaded_by, loading
 
     loaded, label = _loaded(checkpoint), checkpoint.quantization or "as stored"
     quantization, packing, made = checkpoint.stored, checkpoint.packing, checkpoint.decoder
@@ -411,7 +411,7 @@ def checkpoint_form(
     label: str, stored: Iterable[Tensor], quantization: Quantization, packing: Packing | None = None
 ) -> Form:
     """The form of a quantized checkpoint: who loads it is as the stacks' headers say."""
-    from harness.models.weights import loading
+    from harness.models.check import loading
 
     engines = frozenset(stack.memory for stack in loading(quantization, packing) if stack.memory)
     return Form(label, tensors=tuple(stored), loaded_by=engines)

@@ -11,7 +11,7 @@ from harness.cli.progress import Progress
 from harness.config import ConfigError, Experiment, plan
 from harness.config.plan import Cell
 from harness.config.yaml_text import Document
-from harness.models.weights import WeightsError
+from harness.models.locate import WeightsError
 from harness.stacks import build
 from harness.stacks.adopted import EnvironmentFailed
 from harness.stacks.header import Environment, stacks

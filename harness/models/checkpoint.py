@@ -1,370 +1,33 @@
-"""Read a folder or file of weights: its format and its content."""
+"""Read the headers of a model's files: layers and tensors, as a decode step streams them; no weights.
+
+Accepts a GGUF file (or any part of one), a safetensors file, a config.json, or a folder of them. Trusts none
+of them: every mistake is one sentence.
+"""
 
 from __future__ import annotations
 
-import math
-import os
 import re
 import stat
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
 
 from harness.base import bounds, files
-from harness.base.files import JsonFileError, object_of, reason, strict_json
+from harness.base.files import JsonFileError, reason
 from harness.base.text import list_named
-from harness.models import gguf, gguf_model, layout, not_a_model
+from harness.models import gguf, gguf_model, not_a_model, safetensors_files
+from harness.models.config_json import CONFIG, ConfigJson, quantization_beside, read_config_json
 from harness.models.gguf import GgufError
 from harness.models.gguf_model import Contradiction, is_mixture_gguf
+from harness.models.safetensors_files import FLOATS, SafetensorsError
+from harness.models.stored_sizes import check_copy, check_layout, check_sizes, is_draft
 from harness.theory import decoder
-from harness.theory.architectures import decoder_of
 from harness.theory.decoder import Decoder
-from harness.theory.hf_config import (
-    DENSE,
-    ConfigJsonError,
-    NoShape,
-    Quantization,
-    Settings,
-    modelopt,
-    packing_in,
-    packing_of,
-    quantization_of,
-    shown,
-)
-from harness.theory.tensors import Packing, Tensor, is_of_experts, linears
-
-# Read the header of a safetensors file: each tensor's name, type, dimensions and bytes; no weights.
-#
-# Format: 8 bytes with the header's length, the header as JSON, then the tensors' data without a gap. A file
-# that the safetensors library rejects (safetensors/src/tensor.rs) is rejected here too.
-
-
-_MOST_DIMENSIONS = 8
-_METADATA = "__metadata__"
-_SAMPLES, _SAMPLE_BYTES = 32, 4096
-
-# Bits of an element, by the library's own names in lower case.
-BITS = {
-    "f4": 4,
-    "f6_e2m3": 6,
-    "f6_e3m2": 6,
-    "bool": 8,
-    "u8": 8,
-    "i8": 8,
-    "f8_e5m2": 8,
-    "f8_e4m3": 8,
-    "f8_e8m0": 8,
-    "f8_e4m3fnuz": 8,
-    "f8_e5m2fnuz": 8,
-    "i16": 16,
-    "u16": 16,
-    "f16": 16,
-    "bf16": 16,
-    "i32": 32,
-    "u32": 32,
-    "f32": 32,
-    "c64": 64,
-    "f64": 64,
-    "i64": 64,
-    "u64": 64,
-}
-
-
-class SafetensorsError(ValueError):
-    """The file is not a complete safetensors file; the message is one sentence."""
-
-
-def read_safetensors_header(path: Path) -> dict[str, Tensor]:
-    """All tensors by name, in the order of their data. Raises SafetensorsError, OSError."""
-    try:
-        if not stat.S_ISREG(path.stat().st_mode):  # a pipe would be waited for
-            raise SafetensorsError("is not a regular file")
-        with path.open("rb") as file:
-            return _tensors(file)
-    except SafetensorsError as damage:
-        raise SafetensorsError(f"{path}: {damage}") from damage
-
-
-def sampled(paths: Iterable[Path], name: str) -> list[bytes]:
-    """Samples of one tensor's values, from its beginning to its end. Raises SafetensorsError, OSError."""
-    for path in paths:
-        with path.open("rb") as file:
-            spans = {tensor.name: span for span, tensor in _spans(file)}
-            if name not in spans:
-                continue
-            first, last = spans[name]
-            start = 8 + claimed_bytes(path)
-            found = []
-            for part in range(_SAMPLES):
-                file.seek(start + first + (last - first) * part // _SAMPLES)
-                found.append(file.read(min(_SAMPLE_BYTES, (last - first) // _SAMPLES)))
-            return found
-    return []
-
-
-def claimed_bytes(path: Path) -> int:
-    """The header length that a file claims, unchecked. Raises OSError."""
-    with path.open("rb") as file:
-        return int.from_bytes(file.read(8), "little")
-
-
-def _tensors(file: BinaryIO) -> dict[str, Tensor]:
-    return {tensor.name: tensor for _, tensor in _spans(file)}
-
-
-def _spans(file: BinaryIO) -> list[tuple[tuple[int, int], Tensor]]:
-    """Each tensor with its first and last offset, in the order of their data."""
-    size = os.fstat(file.fileno()).st_size
-    if cause := not_a_model.cause(file.read(not_a_model.BYTES_NEEDED), size):
-        raise SafetensorsError(cause)
-    file.seek(0)
-    if size < 8:
-        raise SafetensorsError("is too short for a safetensors file")
-    length = int.from_bytes(file.read(8), "little")
-    if length > bounds.SAFETENSORS_HEADER_BYTES:
-        raise SafetensorsError(
-            f"not a safetensors file, or one with a header over {bounds.SAFETENSORS_HEADER_BYTES >> 20} MiB"
-        )
-    if 8 + length > size:
-        raise SafetensorsError("cut short: the header claims more bytes than the file has")
-    text = file.read(length)
-    if len(text) < length:
-        raise SafetensorsError("cut short while it was read")
-    try:
-        header = strict_json(text)
-    except ValueError as mistake:
-        raise SafetensorsError(f"the header {mistake}") from None
-    if not isinstance(header, dict):
-        raise SafetensorsError("the header is not a JSON object")
-    metadata = header.pop(_METADATA, {})
-    if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
-        raise SafetensorsError(f"{_METADATA} holds more than strings")
-    found = sorted((_tensor(name, entry) for name, entry in header.items()), key=lambda pair: pair[0])
-    data_bytes, end = size - 8 - length, 0
-    for (first, last), tensor in found:
-        if first != end:
-            raise SafetensorsError(f"tensor {tensor.name[:60]!r} overlaps another tensor, or follows a gap")
-        end = last
-    if end > data_bytes:
-        raise SafetensorsError(f"cut short: the tensors take {end} bytes, and the file has {data_bytes}")
-    if end < data_bytes:
-        raise SafetensorsError(f"has {data_bytes - end} bytes after the last tensor")
-    return found
-
-
-def _tensor(name: str, entry: Any) -> tuple[tuple[int, int], Tensor]:
-    """The first and the last offset of a tensor, and the tensor."""
-    label = f"tensor {name[:60]!r}"
-    if not _writable(name):
-        raise SafetensorsError(f"{label} has a name that is not printable text")
-    if not isinstance(entry, dict) or not {"dtype", "shape", "data_offsets"} <= entry.keys():
-        raise SafetensorsError(f"{label} lacks its dtype, shape or data_offsets")
-    dtype, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
-    bits = BITS.get(dtype.lower()) if isinstance(dtype, str) and dtype.isupper() else None
-    if bits is None:
-        raise SafetensorsError(f"{label} has unknown dtype {str(dtype)[:60]!r}")
-    if not _counts(shape) or len(shape) > _MOST_DIMENSIONS:
-        raise SafetensorsError(f"{label} has an invalid shape: {str(shape)[:60]!r}")
-    if not _counts(offsets) or len(offsets) != 2 or offsets[0] > offsets[1]:
-        raise SafetensorsError(f"{label} has invalid data_offsets: {str(offsets)[:60]!r}")
-    first, last = offsets
-    if math.prod(shape) * bits != 8 * (last - first):
-        raise SafetensorsError(
-            f"{label} has {last - first} bytes, which do not match {dtype} {str(shape)[:60]}"
-        )
-    return (first, last), Tensor(name, dtype.lower(), tuple(shape), last - first)
-
-
-def _counts(values: Any) -> bool:
-    return isinstance(values, list) and all(type(value) is int and value >= 0 for value in values)
-
-
-def _writable(name: str) -> bool:
-    """Whether it can be encoded: JSON can contain lone surrogates."""
-    try:
-        name.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
-
-
-# Whether the tensors of a checkpoint are those that its config.json describes. Reads headers, and samples of
-# a tied pair.
-
-
-FLOATS = ("f64", "f32", "f16", "bf16")
-LAYER = re.compile(r"(?:^|\.)layers\.([0-9]{1,9})\.")
-_WHOLE = (*FLOATS, "f8_e4m3", "f8_e5m2")  # an element is a weight
-_DRAFT = re.compile(r"(?:^|\.)(mtp|mtp_layers|nextn)\.")  # Qwen's and others' heads that draft a next token
-_EXPERT = re.compile(r"\.experts\.([0-9]{1,6})\.")
-
-
-def check_copy(files: Iterable[Path], tensors: Iterable[Tensor]) -> None:
-    """Raise Contradiction if a tied lm_head is stored besides with other values: transformers would use the
-    embedding in its place, and other programs what is stored."""
-    two = {tensor.part: tensor for tensor in tensors if tensor.name.endswith(".weight")}
-    embedding, head = two.get("embedding"), two.get("lm_head")
-    if embedding is None or head is None or head.type not in FLOATS:
-        return
-    if (embedding.dims, embedding.type) == (head.dims, head.type):
-        samples = [sampled(files, tensor.name) for tensor in (embedding, head)]
-        if samples[0] == samples[1]:
-            return
-    raise Contradiction(
-        f"its config.json ties the lm_head to the embedding, and its {head.name} holds other values:"
-        " set tie_word_embeddings to false if that lm_head is the model's, else remove it"
-    )
-
-
-def check_sizes(made: Decoder, tensors: Iterable[Tensor]) -> None:
-    """Raise Contradiction unless config.json matches the layers, the experts, and the matrices that are
-    stored one element to a weight."""
-    numbered = {int(found[1]) for tensor in tensors if (found := LAYER.search(tensor.name))}
-    layers = made.count
-    # Layers that predict a second token follow the last, and are not loaded.
-    if len(numbered) < layers or (made.is_dense and len(numbered) > layers):
-        raise Contradiction(f"has {len(numbered)} layers, and its config.json says {layers}")
-    experts = {int(found[1]) for tensor in tensors if (found := _EXPERT.search(tensor.name))}
-    if experts and len(experts) != made.experts:
-        raise Contradiction(f"has {len(experts)} experts, and its config.json says {made.experts}")
-    vocabulary = (made.vocab_size, made.hidden_size)
-    sizes = {"embedding": vocabulary, "lm_head": vocabulary} | (_linear(made) if made.is_dense else {})
-    for tensor in tensors:
-        size = sizes.get(tensor.part) if tensor.name.endswith(".weight") else None
-        if size and tensor.type in _WHOLE and tensor.dims != size:
-            raise Contradiction(
-                f"its {tensor.name[:60]} is {_by(tensor.dims)}, and its config.json says {_by(size)}"
-            )
-
-
-def check_layout(config: Path, tensors: Iterable[Tensor]) -> None:
-    """Like _check_sizes, for matrices of a model that is not dense, if the layout is known."""
-    try:
-        rows = layout.of(files.object_of(config, bounds.CONFIG_JSON_BYTES)).rows
-    except (ConfigJsonError, layout.NoLayout):
-        return
-    sizes = {row.there: row.dims for row in rows if row.how in ("same", "rotated") and len(row.dims) > 1}
-    for tensor in tensors:
-        place = LAYER.search(tensor.name)
-        name = f"model.{tensor.name[place.start() :].removeprefix('.')}" if place else ""
-        expert = _EXPERT.sub(".experts.{}.", name)
-        size = sizes[expert][1:] if expert != name and expert in sizes else sizes.get(name)
-        if size and tensor.type in _WHOLE and tensor.dims != size:
-            raise Contradiction(
-                f"its {tensor.name[:60]} is {_by(tensor.dims)}, and its config.json says {_by(size)}"
-            )
-
-
-def _linear(made: Decoder) -> dict[str, tuple[int, int]]:
-    """The size of each matrix of a layer, by part."""
-    return {tensor.part: (tensor.dims[0], tensor.dims[1]) for tensor in linears(made)}
-
-
-def _by(dims: Iterable[int]) -> str:
-    return " x ".join(map(str, dims))
-
-
-def drafts(name: str, made: Decoder | None) -> bool:
-    """Whether a tensor only drafts a second token, which plain decode does not."""
-    layer = LAYER.search(name)
-    return bool(_DRAFT.search(name) or (made and layer and int(layer[1]) >= made.count))
-
-
-# Read a checkpoint's config.json, its GPTQ or AWQ settings, and other JSON objects of its folder.
-
-
-# Where auto-gptq and early autoawq wrote their settings, and the method if the file does not name one.
-PACKING_FILES = {"quantize_config.json": "gptq", "quant_config.json": "awq"}
-
-MODELOPT_FILE = "hf_quant_config.json"
-
-
-@dataclass(frozen=True)
-class ConfigJson:
-    """Facts of a config.json; the defaults stand for a missing file. `kind`: model_type. `states_context`:
-    false where transformers' default for its class is taken."""
-
-    kind: str | None = None
-    decoder: Decoder | None = None
-    tied: bool = False
-    synthetic: bool = False
-    quantization: Quantization | None = None
-    packing: Packing | None = None
-    states_context: bool = True
-
-
-def read_config_json(path: Path, needs_shape: bool) -> ConfigJson:
-    """Read a config.json. Without `needs_shape`, an unknown architecture has no layers. Raises JsonFileError,
-    OSError."""
-    config = Settings(object_of(path, bounds.CONFIG_JSON_BYTES))
-    made: Decoder | None = None
-    kind = config.get("model_type")
-    if not_a_model.is_encoder(config):
-        raise JsonFileError(f"{path}: {not_a_model.encoder(str(kind))}")
-    try:
-        quantization = quantization_of(config)
-        packing = packing_of(config)
-    except ConfigJsonError as mistake:
-        raise JsonFileError(f"{path}: {mistake}") from mistake
-    try:
-        made = decoder_of(config)
-    except ConfigJsonError as mistake:
-        # transformers knows more keys, and more defaults, of models that are not dense.
-        if needs_shape or not (isinstance(mistake, NoShape) or kind not in DENSE):
-            raise JsonFileError(f"{path}: {mistake}") from mistake
-    return ConfigJson(
-        kind=kind if isinstance(kind, str) else None,
-        decoder=made,
-        tied=made.tied if made else config.get("tie_word_embeddings") is True,
-        synthetic=config.get("harness_synthetic") is True,
-        quantization=quantization,
-        packing=packing,
-        states_context=any(
-            isinstance(part, Mapping) and part.get(_CONTEXT) is not None
-            for part in (config, config.get("text_config"))
-        ),
-    )
-
-
-def separate_modelopt(folder: Path) -> Quantization | None:
-    """Read ModelOpt's own file, for a config.json that names no quantization; null without one.
-
-    Raises JsonFileError, OSError.
-    """
-    if not (path := folder / MODELOPT_FILE).exists():
-        return None
-    try:
-        return modelopt(object_of(path, bounds.CONFIG_JSON_BYTES))
-    except ConfigJsonError as mistake:
-        raise JsonFileError(f"{path}: {mistake}") from mistake
-
-
-def separate_packing(folder: Path) -> tuple[Path, Packing] | None:
-    """The first separate file of GPTQ or AWQ settings, and its settings; null if there is none.
-
-    Raises JsonFileError, OSError.
-    """
-    for name, method in PACKING_FILES.items():
-        if (path := folder / name).exists():
-            try:
-                found = packing_in(object_of(path, bounds.CONFIG_JSON_BYTES), method=method)
-            except ConfigJsonError as mistake:
-                raise JsonFileError(f"{path}: {mistake}") from mistake
-            if found:
-                return path, found
-    return None
-
-
-# Read the headers of a model's files: shape and tensors, as a decode step streams them; no weights.
-#
-# Accepts a GGUF file (or any part of one), a safetensors file, a config.json, or a folder of them. Trusts
-# none of them: every mistake is one sentence.
-
+from harness.theory.hf_config import Quantization, shown
+from harness.theory.tensors import Packing, Tensor, is_of_experts
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"  # the names that transformers loads
-CONFIG, ADAPTER = "config.json", "adapter_config.json"
-_CONTEXT = "max_position_embeddings"
+ADAPTER = "adapter_config.json"
 _SHARD = re.compile(r"(.*)-([0-9]{5})-of-([0-9]{5})\.safetensors", re.DOTALL)
 _SHARD_NAME = re.compile(r"[^/\\]+\.safetensors")
 _NOT_THE_MODEL = ("adapter", "consolidated")  # a LoRA's weights; Mistral's second copy under other names
@@ -372,7 +35,7 @@ _UNREADABLE = re.compile(r"pytorch_model.*\.bin|consolidated.*\.pth", re.DOTALL)
 # Vision and audio towers of a multimodal model, by a part of their tensors' names.
 _OTHER_SENSES = re.compile(r"(^|\.)(vision|visual|audio|image|multi_modal|mm_)")
 # Tables and masks that older checkpoints store and transformers recomputes, by the ends of their names; no
-# linear layer has such a name. runners/llamacpp/weights.py drops those that it may meet.
+# linear layer has such a name. runners/weights/safetensors.py drops those that it may meet.
 _BUFFER = re.compile(r"\.(inv_freq|masked_bias|attn\.causal_mask|((self_)?attn|attention)\.bias)$")
 
 
@@ -475,7 +138,7 @@ def _file(path: Path, needs_shape: bool) -> Checkpoint:
         known = read_config_json(path, needs_shape)
         quantization, packing = known.quantization, known.packing
         if quantization is None and path.name == CONFIG:
-            quantization, packing = _separate(path.parent)
+            quantization, packing = quantization_beside(path.parent)
         kind, made, words = known.kind, known.decoder, _words(quantization)
         return Checkpoint(
             *(path, "config", kind, made, (), known.tied, known.synthetic, words, path),
@@ -576,8 +239,8 @@ def _safetensors(
     left = bounds.SAFETENSORS_HEADERS_BYTES
     for name in shards:
         try:
-            stored = read_safetensors_header(folder / name)
-            left -= claimed_bytes(folder / name)
+            stored = safetensors_files.read_header(folder / name)
+            left -= safetensors_files.header_bytes(folder / name)
         except FileNotFoundError as missing:
             which = f", one of {len(shards)} shards" if len(shards) > 1 else ""
             link = files.nearest(folder / name) if (folder / name).is_symlink() else ""
@@ -596,7 +259,7 @@ def _safetensors(
             f"{path}: is a mixture of experts, and nothing says how many of them a token uses"
         )
     of_text = [tensor for name, tensor in tensors.items() if not _OTHER_SENSES.search(name)]
-    ours = tuple(tensor for tensor in of_text if not drafts(tensor.name, made))
+    ours = tuple(tensor for tensor in of_text if not is_draft(tensor.name, made))
     parts = {tensor.part for tensor in ours}
     tied = made.tied if made else known.tied or "lm_head" not in parts
     expected = {Tensor(name, "", (), 0) for name in index if name not in tensors}
@@ -610,13 +273,14 @@ def _safetensors(
         raise CheckpointError(f"{path}: has no lm_head, and its config.json does not tie it to the embedding")
     if made and (needs_shape or made.is_dense):
         check_sizes(made, of_text)
-    if made and config and not made.is_dense:
+    if made and config:
         check_layout(config, of_text)
     if tied:
         check_copy([folder / name for name in shards], ours)
-    packing, quantization = known.packing, known.quantization or separate_modelopt(folder)
-    if quantization is None and any(name.endswith(".qweight") for name in tensors):
-        quantization, packing = _separate(folder)
+    packing, quantization = known.packing, known.quantization
+    if quantization is None:
+        is_packed = any(name.endswith(".qweight") for name in tensors)
+        quantization, packing = quantization_beside(folder, is_packed)
     if quantization is None and (odd := next(filter(_is_quantized, ours), None)):
         quantization = Quantization("", f"{odd.type}, and no quantization_config says how")
     return Checkpoint(
@@ -634,14 +298,6 @@ def _safetensors(
         stored=quantization,
         states_context=known.states_context,
     )
-
-
-def _separate(folder: Path) -> tuple[Quantization | None, Packing | None]:
-    """How weights are quantized by the files beside a config.json. Raises JsonFileError, OSError."""
-    if found := separate_modelopt(folder):
-        return found, None
-    packing = (separate_packing(folder) or (folder, None))[1]
-    return (Quantization(packing.method, packing.words) if packing else None), packing
 
 
 def _words(quantization: Quantization | None) -> str | None:

@@ -17,9 +17,9 @@ from pathlib import Path
 from harness.base import bounds
 from harness.base.files import HUB_MODEL, JsonFileError, object_of
 from harness.base.text import list_named, server_address
-from harness.models import gguf_files, hub, served, weights
+from harness.models import gguf_files, hub, locate, served
+from harness.models.locate import WeightsError
 from harness.models.served import NotServed
-from harness.models.weights import WeightsError
 from harness.theory import base_shapes
 from harness.theory.known_models import known_name
 
@@ -127,7 +127,7 @@ def _type(path: Path) -> str | None:
     if kind := gguf_files.type_in(path.name):
         return _SPELLINGS.get(kind, kind)
     with contextlib.suppress(WeightsError):
-        return weights.local(path).quant
+        return locate.local(path).quant
     return None
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from harness.models import gguf, gguf_model, weights
+from harness.models import gguf, gguf_model, locate
 from harness.models.gguf import GgufHeader
 from harness.theory.base_shapes import GGUF_TYPE
 from harness.theory.tensors import ALL_QUANTS
@@ -78,7 +78,7 @@ def stored_models(paths: Iterable[Path]) -> list[StoredModel]:
     found: dict[object, StoredModel] = {}
     seen: set[Path] = set()
     for path in paths:
-        ready = weights.local(path)
+        ready = locate.local(path)
         if ready.path in seen or ready.header is None:
             continue
         seen.add(ready.path)

@@ -76,7 +76,7 @@ def dense_of(header: GgufHeader) -> Decoder | None:
     }
     for name, tensor in header.tensors.items():
         piece = in_layer.get(name.split(".")[2]) if _MATRIX.fullmatch(name) else None
-        if piece and tensor.shape[::-1] != piece[0]:
+        if piece and tensor.dims != piece[0]:
             raise Contradiction(_other_size(header, name, piece[1]))
     if "output.weight" in header.tensors and dims_of(header, "output.weight") != embedding:
         raise Contradiction(_other_size(header, "output.weight", f"token_embd.weight {_by(embedding)}"))
@@ -132,7 +132,7 @@ def is_mixture_gguf(header: GgufHeader) -> bool:
 def dims_of(header: GgufHeader, name: str) -> tuple[int, ...]:
     """Dimensions of a tensor, rows first; empty if it is missing."""
     tensor = header.tensors.get(name)
-    return tensor.shape[::-1] if tensor else ()
+    return tensor.dims if tensor else ()
 
 
 def count_of(header: GgufHeader, key: str, default: int | None = None) -> int | None:
@@ -275,13 +275,13 @@ def _by_layer(header: GgufHeader) -> dict[int, list[Piece]]:
     found: dict[int, list[Piece]] = defaultdict(list)
     for name, tensor in header.tensors.items():
         if match := _IN_LAYER.fullmatch(name):
-            found[int(match[1])].append(Piece(match[2], tensor.shape[::-1]))
+            found[int(match[1])].append(Piece(match[2], tensor.dims))
     return dict(found)
 
 
 def _experts(header: GgufHeader) -> tuple[int, int]:
     """How many there are, and how many a token uses. Raises Contradiction."""
-    stacked = {name: tensor.shape[-1] for name, tensor in header.tensors.items() if "_exps.weight" in name}
+    stacked = {name: tensor.dims[0] for name, tensor in header.tensors.items() if "_exps.weight" in name}
     count = count_of(header, "expert_count") or 0
     used = count_of(header, "expert_used_count") or 0
     if not stacked and not count:

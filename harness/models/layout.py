@@ -1,27 +1,22 @@
-"""The tensors of a file that is to be made."""
+"""How a model is stored: each tensor of its GGUF, and where transformers has its values.
+
+One table of names serves synthesis, conversion to GGUF and the way back. Names and orders: modeling_*.py and
+conversion_mapping.py of transformers 5.23, conversion/*.py of llama.cpp.
+"""
 
 from __future__ import annotations
 
-import hashlib
-import random
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
-from functools import cache
-from pathlib import Path
 from typing import Any
 
-from harness.models import gguf
-from harness.models.gguf import Value, head_dim_of, rotary_of
+from harness.models import gguf_keys
+from harness.models.gguf_keys import Rotary, Value, head_dim_of, rotary_of
 from harness.theory.architectures import decoder_of, text_model
-from harness.theory.decoder import Decoder
+from harness.theory.decoder import Decoder, dense_fields
 from harness.theory.hf_config import Settings
 from harness.theory.tensors import of_shape
-
-# How a model that is not dense is stored: each tensor of its GGUF, and where transformers has its values.
-#
-# One table of names serves synthesis, conversion to GGUF and the way back. Names and orders: modeling_*.py
-# and conversion_mapping.py of transformers 5.23, conversion/*.py of llama.cpp.
-
 
 Config = Mapping[str, Any]
 _LEFT_OUT = ("quantization_config", "torch_dtype", "dtype", "architectures")
@@ -38,7 +33,8 @@ class Row:
 
     `how` its values lie there: `same`; `plus_one` (the GGUF has one more); `rotated` (rows of `heads` heads
     in another order); `convolution` (an axis of one more); `transposed` (each expert's); `even` and `odd`
-    (columns of a matrix that holds two, transposed); `row` (a matrix of one).
+    (columns of a matrix that holds two, transposed); `row` (a matrix of one); `constant` (only the GGUF has
+    them: these `values`).
     """
 
     name: str
@@ -47,6 +43,7 @@ class Row:
     there: str
     how: str = "same"
     heads: int = 0
+    values: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -108,6 +105,55 @@ def _scaling(config: Config, *known: str) -> Iterator[str]:
     kind = rotary_of(config).kind
     if kind not in ("default", *known):
         yield f"rope scaling {kind!r} of {config['model_type']} is not converted"
+
+
+def _dense(config: Config, model: Decoder, *scalings: str) -> Iterator[str]:
+    kind, rotary = config["model_type"], rotary_of(config)
+    if config.get("hidden_act", "silu") != "silu":
+        yield f"hidden_act {config['hidden_act']!r} is not what llama.cpp computes for {kind}, silu"
+    yield from _scaling(config, "linear", *scalings)
+    for key in _SCALED_BY.get(rotary.kind, ()):
+        if key not in rotary.stated:
+            yield f"rope scaling {rotary.kind!r} lacks {key}"
+    if rotary.kind == "llama3" and rotary.high_freq_factor <= rotary.low_freq_factor:
+        yield "rope scaling 'llama3' has a high_freq_factor that is not above its low_freq_factor"
+
+
+def _llama(config: Config, model: Decoder) -> Iterator[str]:
+    yield from _dense(config, model, "llama3")
+
+
+def _qwen2(config: Config, model: Decoder) -> Iterator[str]:
+    if model.heads * model.head_dim != model.hidden_size:
+        yield "llama.cpp's qwen2 needs heads * head_dim equal to hidden_size"
+    yield from _dense(config, model)
+
+
+def _qwen3(config: Config, model: Decoder) -> Iterator[str]:
+    if config.get("attention_bias"):
+        yield "llama.cpp's qwen3 has no attention_bias; this model has one"
+    yield from _dense(config, model)
+
+
+_SCALED_BY = {
+    "linear": ("factor",),
+    "llama3": ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
+}
+
+
+def _rope_factors(rotary: Rotary, head_dim: int) -> tuple[float, ...]:
+    """The divisors of the rotary frequencies in llama.cpp, as rope_type llama3 has them in transformers; none
+    for another, and for one that check_gguf refuses.
+
+    Wavelengths (tokens) below context / high_freq_factor stay, those beyond context / low_freq_factor are
+    stretched by `factor`, and those between go smoothly from one to the other.
+    """
+    low, high = rotary.low_freq_factor, rotary.high_freq_factor
+    if rotary.kind != "llama3" or high <= low:
+        return ()
+    lengths = (2 * math.pi * rotary.theta ** (i / head_dim) for i in range(0, head_dim, 2))
+    smooth = (min(1, max(0, (rotary.original / length - low) / (high - low))) for length in lengths)
+    return tuple(1 / ((1 - share) / rotary.factor + share) for share in smooth)
 
 
 def _qwen3_moe(config: Config, model: Decoder) -> Iterator[str]:
@@ -187,6 +233,10 @@ _LFM2_WHOLE = {
     "exp_probs_b.bias": ("feed_forward.expert_bias", "same"),
 }
 _FAMILIES: dict[str, _Family] = {
+    "llama": _Family("LlamaForCausalLM", rotated=True, gguf=_llama),
+    "mistral": _Family("MistralForCausalLM", rotated=True, gguf=_llama),
+    "qwen2": _Family("Qwen2ForCausalLM", gguf=_qwen2),
+    "qwen3": _Family("Qwen3ForCausalLM", gguf=_qwen3),
     "qwen3_moe": _Family("Qwen3MoeForCausalLM", gguf=_qwen3_moe),
     "qwen2_moe": _Family(
         "Qwen2MoeForCausalLM",
@@ -243,7 +293,10 @@ _FAMILIES: dict[str, _Family] = {
     "lfm2_moe": _Family("Lfm2MoeForCausalLM", _LFM2, _LFM2_WHOLE, gguf=_lfm2),
 }
 KINDS = tuple(_FAMILIES)
-"""Every model_type that can be synthesized and converted, besides the dense ones."""
+"""Every model_type that can be synthesized and converted."""
+# What a dense architecture has of biases on q, k and v, the attention's output and the feed-forward, and of a
+# norm on q and k, where its config.json does not say so: modeling_*.py of transformers.
+_HAS = {"qwen2": (True, False, False, False), "qwen3": (False, False, False, True)}
 
 
 def of(config: Config) -> Layout:
@@ -257,19 +310,63 @@ def of(config: Config) -> Layout:
     if model.arch in ("lfm2", "lfm2moe"):  # transformers' lfm2_moe has no other key for it
         attends = (bool(each.cache.k) for each in model.layers())
         text["layer_types"] = ["full_attention" if attention else "conv" for attention in attends]
-    head_dim = head_dim_of(text)
-    rows = tuple(_row(each.name, each.type, each.dims, family, head_dim) for each in of_shape(model))
+    sized = text | {"head_dim": model.head_dim} if model.is_dense else text
+    head_dim = head_dim_of(sized)
+    rows = [_row(each.name, each.type, each.dims, family, head_dim) for each in of_shape(model)]
+    if factors := _rope_factors(rotary_of(text), head_dim) if model.is_dense else ():
+        rows.insert(0, Row("rope_freqs.weight", "f32", (len(factors),), "", "constant", values=factors))
     kept = {
         key: value for key, value in text.items() if key not in _LEFT_OUT and not key.startswith("harness_")
     }
+    padding = {} if model.is_dense else {"pad_token_id": None}
     return Layout(
-        config={"architectures": [family.causal], "pad_token_id": None, **kept, "torch_dtype": "bfloat16"},
+        config={"architectures": [family.causal], **padding, **kept, "torch_dtype": "bfloat16"},
         architecture=model.arch,
-        metadata=gguf.metadata_keys(text, model),
-        rows=rows,
+        metadata=gguf_keys.metadata_keys(sized, model),
+        rows=tuple(rows),
         tied=model.tied,
         layers=model.count,
     )
+
+
+def dense_config(model: Decoder) -> Config:
+    """config.json of a dense model, with transformers 4's keys, which 5 reads too; 4 silently ignores those
+    of 5. Raises NoLayout."""
+    fields = dense_fields(model) or {}
+    arch, window = model.arch, model.window
+    kind = "mistral" if arch == "llama" and window else arch
+    if not fields or kind not in ("llama", "mistral", *_HAS):
+        raise NoLayout(f"cannot synthesize {arch!r}; known: llama, qwen2, qwen3")
+    parts = ("qkv_bias", "o_bias", "mlp_bias", "qk_norm")
+    has = tuple(fields[part] for part in parts)
+    bias = fields["o_bias"]
+    expected = (bias, bias, has[2], False) if kind == "llama" else _HAS.get(kind, (False,) * 4)
+    if has != expected:
+        raise NoLayout(f"cannot synthesize {kind}: it has no such biases and norms")
+    config = {
+        "model_type": kind,
+        "vocab_size": model.vocab_size,
+        "hidden_size": model.hidden_size,
+        "num_hidden_layers": model.count,
+        "intermediate_size": model.ffn,
+        "num_attention_heads": model.heads,
+        "num_key_value_heads": model.kv_heads,
+        "max_position_embeddings": model.context,
+        "rope_theta": model.rope_theta,
+        "rms_norm_eps": model.norm_eps,
+        "tie_word_embeddings": model.tied,
+        "hidden_act": "silu",
+    }
+    if kind != "qwen2" or model.heads * model.head_dim != model.hidden_size:
+        config["head_dim"] = model.head_dim
+    if kind == "llama":
+        config |= {"attention_bias": bias, "mlp_bias": has[2]}
+    elif kind == "mistral":
+        config["sliding_window"] = window
+    else:
+        config["use_sliding_window"] = bool(window)
+        config |= {"sliding_window": window, "max_window_layers": 0} if window else {}
+    return config
 
 
 def check_gguf(config: Config) -> None:
@@ -296,53 +393,3 @@ def _row(name: str, kind: str, dims: tuple[int, ...], family: _Family, head_dim:
     if family.rotated and base in ("attn_q", "attn_k"):
         return Row(name, kind, dims, there, "rotated", dims[0] // head_dim)
     return Row(name, kind, dims, there)
-
-
-# Hash a sample of files: those of equal headers, sizes and times may hold other values.
-
-
-PIECE = 1 << 20
-PIECES = 64  # and the first and the last one: 66 MiB of 40 GB, in 0.1 s from memory and 1 s from a slow disk
-
-_File = tuple[Path, int, tuple[int, ...]]
-
-
-def sampled(paths: Sequence[Path]) -> str:
-    """16 digits of a hash of the files, one after the other: of their first and last MiB, and of one MiB at
-    a random place in each 64th between; of all bytes if they are fewer.
-
-    The places follow from the size alone, so a copy has the same hash. Raises OSError.
-    """
-    return _hash(tuple(_identified(path) for path in paths))
-
-
-def _identified(path: Path) -> _File:
-    """The file with its size, and with values that change on every write, even if its time does not."""
-    status = path.stat()
-    return path, status.st_size, (status.st_dev, status.st_ino, status.st_mtime_ns, status.st_ctime_ns)
-
-
-@cache  # a campaign opens the same weights for every cell
-def _hash(files: tuple[_File, ...]) -> str:
-    total = sum(size for _, size, _ in files)
-    places: Sequence[int] = range(0, total, PIECE)
-    if len(places) > PIECES + 2:
-        chance, end = random.Random(total), total - PIECE
-        places = [0, *(int(end * (i + chance.random()) / PIECES) for i in range(PIECES)), end]
-    found = hashlib.sha256()
-    for place in places:
-        for part in _piece(files, place):
-            found.update(part)
-    return found.hexdigest()[:16]
-
-
-def _piece(files: tuple[_File, ...], at: int) -> Iterator[bytes]:
-    left = PIECE
-    for path, size, _ in files:
-        if at < size and left:
-            with path.open("rb") as file:
-                file.seek(at)
-                part = file.read(left)
-            left -= len(part)
-            yield part
-        at = max(0, at - size)

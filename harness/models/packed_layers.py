@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
-from harness.models.checkpoint import LAYER
+from harness.models.stored_sizes import LAYER
 from harness.theory.decoder import Decoder
 from harness.theory.tensors import Packing, Tensor, layer_of, of_shape
 

@@ -327,10 +327,10 @@ class Header:
     options that must name what is stored. `dequantizes`: those that it loads as weights of its option dtype.
     `needs`: by method, the package that its own environment lacks. `mixed_layers`: it loads GPTQ whose layers
     differ. `layouts`: of packed checkpoints, those that it loads; empty: all that are known here. `wrappers`:
-    of the model_types with a text_config, those that it loads; null: unknown. `converts`: dense model_types
-    that its job `convert` takes, each with its scalings of rotary positions; `architectures`: the same of all
-    checkpoints that it runs; empty: not known. `made`: the options that its engine's own files depend on,
-    which its job `convert` makes of a checkpoint before it is loaded; null: it loads the checkpoint itself.
+    of the model_types with a text_config, those that it loads; null: unknown. `architectures`: the
+    model_types that it runs, each with its scalings of rotary positions; empty: not known. `made`: the
+    options that its engine's own files depend on, which its job `convert` makes of a checkpoint before it is
+    loaded; null: it loads the checkpoint itself.
     `successor`: of a stack whose package is no longer maintained, the stack that runs the same files today.
     """
 
@@ -364,7 +364,6 @@ class Header:
     mixed_layers: bool = False
     layouts: Sequence[str] = ()
     wrappers: Sequence[str] | None = None
-    converts: Mapping[str, Sequence[str]] = field(default_factory=dict)
     architectures: Mapping[str, Sequence[str]] = field(default_factory=dict)
     made: Sequence[str] | None = None
     successor: str = ""
@@ -467,7 +466,6 @@ def parse(stack: str, text: str) -> Header:
             mixed_layers=tool.get("mixed_layers", False),
             layouts=tuple(tool.get("layouts", ())),
             wrappers=tool.get("wrappers", base.wrappers if base else None),
-            converts=tool.get("converts", {}),
             architectures=tool.get("architectures", {}),
             made=tool.get("made"),
             successor=tool.get("successor", ""),

@@ -364,7 +364,7 @@ def retyped(tensors: Sequence[Tensor], quant: str, mix: Mix) -> tuple[Tensor, ..
         base,
         mix,
         tied=all(tensor.name != "output.weight" for tensor in tensors),
-        values=sum(_gguf_types_part(tensor.name) == "attn_v" for tensor in tensors),
+        values=sum(_quantized_part(tensor.name) == "attn_v" for tensor in tensors),
     )
 
     def stored(tensor: Tensor) -> Tensor:
@@ -396,22 +396,16 @@ def type_of_file(tensors: Sequence[Tensor], named: str | None) -> str | None:
     return named if has_it or (named, most) == ("iq3_xs", "iq3_xxs") else most
 
 
-_GGUF_TYPES_PARTS = (
-    ("lm_head", r"^output\.weight$"),
-    ("embedding", r"^(per_layer_)?token_embd\.weight$"),
-    ("attn_v", r"attn_(qkv|kv_b|v)\.weight"),
-    ("attn_k", r"attn_k\.weight"),
-    ("attn_q", r"attn_q\.weight"),
-    ("attn_output", r"attn_output\.weight"),
-    ("ffn_up", r"ffn_up"),
-    ("ffn_gate", r"ffn_gate"),
-    ("ffn_down", r"ffn_down"),
-)
+_FUSED = re.compile(r"attn_(qkv|kv_b)\.")
 
 
-@cache
-def _gguf_types_part(name: str) -> str:
-    return next((part for part, pattern in _GGUF_TYPES_PARTS if re.search(pattern, name)), "other")
+def _quantized_part(name: str) -> str:
+    """The part whose rule llama.cpp applies: q, k and v in one matrix count as v, and the embedding of a
+    drafting layer as any matrix."""
+    if not name.endswith(".weight"):  # a bias has no type of its own
+        return "other"
+    part = "attn_v" if _FUSED.search(name) else _part(name)
+    return "other" if part == "embedding" and layer_of(name) >= 0 else part
 
 
 def _more_bits(number: int, count: int) -> bool:
@@ -432,7 +426,7 @@ class _Rules:
     seen: Counter[str] = field(default_factory=Counter)
 
     def type_of(self, tensor: Tensor) -> str:
-        part, n_in = _gguf_types_part(tensor.name), tensor.dims[-1]
+        part, n_in = _quantized_part(tensor.name), tensor.dims[-1]
         number = self.seen[part]
         if self.mix.experts > 1 and part.startswith("ffn") and self.quant not in _ONE_AND_TWO_BITS:
             number = layer_of(tensor.name)

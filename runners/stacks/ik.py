@@ -29,12 +29,6 @@
 # granule = 256
 # dry = false
 #
-# [tool.harness.converts]
-# llama = ["linear", "llama3"]
-# mistral = ["linear", "llama3"]
-# qwen2 = ["linear"]
-# qwen3 = ["linear"]
-#
 # [tool.harness.options.quant]
 # type = "string"
 # choices = [

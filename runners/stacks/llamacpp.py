@@ -68,12 +68,6 @@
 # cpu = "- {stack: llamacpp, quant: [q8_0, q4_k_m, q4_0]}  # a list is a matrix"
 # cuda = "- {stack: llamacpp, quant: [f16, q8_0, q4_k_m], flash_attn: true}  # a list is a matrix"
 #
-# [tool.harness.converts]
-# llama = ["linear", "llama3"]
-# mistral = ["linear", "llama3"]
-# qwen2 = ["linear"]
-# qwen3 = ["linear"]
-#
 # [tool.harness.options.quant]
 # type = "string"
 # choices = [

@@ -157,7 +157,7 @@ def as_kind(values: np.ndarray, kind: str, what: str) -> np.ndarray:
     return narrow
 
 
-# A model that is not dense, as its layout describes it: tensors of a checkpoint, and of a GGUF made of them.
+# A model as its layout describes it: tensors of a checkpoint, and of a GGUF made of them.
 #
 # The controller sends the layout (harness/models/layout.py): the GGUF's tensors, each with the name that it
 # has in transformers and how its values lie there.
@@ -177,11 +177,17 @@ class Row:
     there: str
     how: str
     heads: int
+    values: Sequence[float] = ()
 
     @property
     def by_expert(self) -> bool:
         """Whether each expert is a separate tensor in the checkpoint."""
         return "{}" in self.there
+
+    @property
+    def width(self) -> int:
+        """Elements of a row; of a bias or a norm, each element is a row."""
+        return self.dims[-1] if len(self.dims) > 1 else 1
 
     @property
     def stored_dims(self) -> tuple[int, ...]:
@@ -210,7 +216,7 @@ def stored(rows: Sequence[Row]) -> dict[str, Row]:
     """Every tensor of the checkpoint by its name, with the (first) tensor of the GGUF made of it."""
     found: dict[str, Row] = {}
     for row in rows:
-        for name in row.stored_names():
+        for name in row.stored_names() if row.how != "constant" else ():
             found.setdefault(name, row)
     return found
 
@@ -233,6 +239,8 @@ def layout_parts(row: Row) -> Iterator[tuple[int, int]]:
 
 def values(row: Row, first: int, count: int, read: Read) -> np.ndarray:
     """A part of a GGUF's tensor, in float32, from the checkpoint."""
+    if row.how == "constant":
+        return np.array(row.values[first : first + count], np.float32)
     if row.by_expert:
         of_expert = math.prod(row.dims[1:])
         return read(row.there.format(first // of_expert), first % of_expert, count)
@@ -243,7 +251,7 @@ def values(row: Row, first: int, count: int, read: Read) -> np.ndarray:
         return both[..., int(row.how == "odd")].T.ravel()
     found = read(row.there, first, count)
     if row.how == "rotated":
-        return rotated(found, row.dims[0] // row.heads, row.dims[1])
+        return rotated(found, row.dims[0] // row.heads, row.width)
     return found + np.float32(1) if row.how == "plus_one" else found
 
 
@@ -284,7 +292,7 @@ def backwards(rows: Sequence[Row]) -> Iterator[tuple[str, list[Back]]]:
 
 
 def _backwards(name: str, row: Row, together: tuple[Row, ...]) -> Iterator[Back]:
-    width = row.dims[-1] if len(row.dims) > 1 else 1
+    width = row.width
     if row.how in ("transposed", "even", "odd"):
         elements = math.prod(row.stored_dims[1:])
         count = row.dims[1] if len(row.dims) > 2 else 1
@@ -308,5 +316,5 @@ def turned(part: Back, found: Sequence[np.ndarray]) -> np.ndarray:
         matrices = [each.reshape(row.dims[1], -1).T for each in found]
         return np.stack(matrices, -1).ravel()
     if row.how == "rotated":
-        return turned_back(found[0], row.dims[0] // row.heads, row.dims[1])
+        return turned_back(found[0], row.dims[0] // row.heads, row.width)
     return found[0] - np.float32(1) if row.how == "plus_one" else found[0]

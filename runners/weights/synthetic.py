@@ -1,6 +1,6 @@
 """Random weights of a given shape as a Hugging Face checkpoint: one model for every stack, in bfloat16.
 
-The shape, or the layout of a model that is not dense, alone determines the tensors. Values keep activations
+The layout alone determines the tensors. Values keep activations
 near RMS 1, with a few outlier channels above 6.0 as in real models (kernels branch on them), without zeros,
 NaNs or float16 denormals (which change the speed of arithmetic). Each value is exact in bfloat16 and in
 float16.
@@ -34,12 +34,6 @@ from runners.weights.safetensors import (
 OUTLIER = 12.0  # a normalised channel times this exceeds 6.0 for 62% of tokens
 _F16_SMALLEST_NORMAL = np.uint16(0x3880)  # bits of 2**-14 in bfloat16
 _INTO_RESIDUAL = ("attn_output", "ffn_down", "shortconv.out_proj")
-_CLASSES = {
-    "llama": "LlamaForCausalLM",
-    "mistral": "MistralForCausalLM",
-    "qwen2": "Qwen2ForCausalLM",
-    "qwen3": "Qwen3ForCausalLM",
-}
 
 
 @dataclass(frozen=True)
@@ -59,46 +53,10 @@ class Tensor:
         return int(np.prod(self.shape, dtype=np.int64))
 
 
-def tensors(shape: dict[str, Any]) -> list[Tensor]:
-    """All tensors of a dense Llama- or Qwen2-like shape, by transformers' names and in its order."""
-    hidden, ffn, layers = shape["hidden_size"], shape["intermediate_size"], shape["layers"]
-    q, kv = shape["heads"] * shape["head_dim"], shape["kv_heads"] * shape["head_dim"]
-    into_residual = (
-        2 * layers
-    ) ** -0.5  # the sum of 2 * layers terms: each gets an equal part of the variance
-
-    def norm(name: str) -> Tensor:
-        return Tensor(name, (hidden,), std=0.1, mean=1.0, outliers=True)
-
-    def linear(name: str, n_in: int, n_out: int, bias: bool, gain: float = 1.0) -> list[Tensor]:
-        weight = Tensor(f"{name}.weight", (n_out, n_in), std=gain * n_in**-0.5)
-        return [weight, Tensor(f"{name}.bias", (n_out,), std=0.02)] if bias else [weight]
-
-    # A tied embedding is the output matrix too: at N(0, 1) every token would predict itself.
-    embedding_std = hidden**-0.5 if shape["tied"] else 1.0
-    found = [Tensor("model.embed_tokens.weight", (shape["vocab_size"], hidden), embedding_std)]
-    for i in range(layers):
-        layer, attention, mlp = (f"model.layers.{i}{part}" for part in ("", ".self_attn", ".mlp"))
-        found.append(norm(f"{layer}.input_layernorm.weight"))
-        for name, width in (("q", q), ("k", kv), ("v", kv)):
-            found += linear(f"{attention}.{name}_proj", hidden, width, shape["qkv_bias"])
-        if shape["qk_norm"]:
-            names = (f"{attention}.q_norm.weight", f"{attention}.k_norm.weight")
-            found += [Tensor(name, (shape["head_dim"],), std=0.1, mean=1.0) for name in names]
-        found += linear(f"{attention}.o_proj", q, hidden, shape["o_bias"], into_residual)
-        found.append(norm(f"{layer}.post_attention_layernorm.weight"))
-        found += linear(f"{mlp}.gate_proj", hidden, ffn, shape["mlp_bias"])
-        found += linear(f"{mlp}.up_proj", hidden, ffn, shape["mlp_bias"])
-        found += linear(f"{mlp}.down_proj", ffn, hidden, shape["mlp_bias"], into_residual)
-    found.append(norm("model.norm.weight"))
-    if not shape["tied"]:
-        found += linear("lm_head", hidden, shape["vocab_size"], bias=False)
-    return found
-
-
-def laid_out(layout: Mapping[str, Any]) -> list[Tensor]:
-    """All tensors of a model that is not dense, by transformers' names and in the order of its layers."""
+def tensors(layout: Mapping[str, Any]) -> list[Tensor]:
+    """All tensors of a model, by transformers' names and in the order of its layers."""
     rows = rows_of(layout)
+    # The sum of 2 * layers terms: each gets an equal part of the variance.
     into_residual = (2 * layout["layers"]) ** -0.5
     normed_twice = any(row.name.endswith(".post_ffw_norm.weight") for row in rows)
     hidden = layout["metadata"]["embedding_length"]
@@ -111,6 +69,7 @@ def laid_out(layout: Mapping[str, Any]) -> list[Tensor]:
             mean = into_residual if piece.startswith("post_") and normed_twice else 1.0
             outliers = row.dims == (hidden,) and mean == 1.0
             return Tensor(name, row.stored_dims, 0.1 * mean, mean, outliers, less)
+        # A tied embedding is the output matrix too: at N(0, 1) every token would predict itself.
         if piece.startswith("token_embd"):
             return Tensor(name, row.stored_dims, hidden**-0.5 if layout["tied"] else 1.0)
         if is_bias or piece.startswith("attn_sinks"):
@@ -128,14 +87,10 @@ def synthesize(request: Request, say: Say, shard_bytes: int = SHARD_BYTES) -> di
     """
     began = time.monotonic()
     seed, target = request.options.get("seed", 0), Path(request.files["target"])
-    if layout := request.model.get("layout"):
-        config = layout["config"] | {"harness_synthetic": True, "harness_seed": seed}
-        planned, hidden = laid_out(layout), layout["metadata"]["embedding_length"]
-    else:
-        shape = request.model["shape"]
-        config = config_of(shape, seed)  # first: it rejects unknown architectures
-        planned, hidden = tensors(shape), shape["hidden_size"]
-    outliers = _outlier_channels(seed, hidden)
+    layout = request.model["layout"]
+    config = layout["config"] | {"harness_synthetic": True, "harness_seed": seed}
+    planned = tensors(layout)
+    outliers = _outlier_channels(seed, layout["metadata"]["embedding_length"])
     written = [Entry(tensor.name, "BF16", tensor.shape) for tensor in planned]
     with new_folder(target, written, {"config.json": config}, shard_bytes) as places:
         pieces = []
@@ -152,47 +107,6 @@ def synthesize(request: Request, say: Say, shard_bytes: int = SHARD_BYTES) -> di
         "seconds": time.monotonic() - began,
         "versions": {"numpy": np.__version__},
     }
-
-
-def config_of(shape: dict[str, Any], seed: int) -> dict[str, Any]:
-    """config.json with transformers 4's keys, which 5 reads too; 4 silently ignores those of 5."""
-    arch, window = shape["arch"], shape["window"]
-    kind = "mistral" if arch == "llama" and window else arch
-    # Features of each architecture: modeling_*.py of transformers.
-    biases = {"qkv_bias": kind == "qwen2", "o_bias": False, "mlp_bias": False}
-    if kind == "llama":
-        biases = {"qkv_bias": shape["o_bias"], "o_bias": shape["o_bias"], "mlp_bias": shape["mlp_bias"]}
-    if kind not in _CLASSES:
-        raise ValueError(f"cannot synthesize {arch!r}; known: llama, qwen2, qwen3")
-    if any(shape[part] != has for part, has in {**biases, "qk_norm": kind == "qwen3"}.items()):
-        raise ValueError(f"cannot synthesize {kind}: it has no such biases and norms")
-    config = {
-        "architectures": [_CLASSES[kind]],
-        "model_type": kind,
-        "vocab_size": shape["vocab_size"],
-        "hidden_size": shape["hidden_size"],
-        "num_hidden_layers": shape["layers"],
-        "intermediate_size": shape["intermediate_size"],
-        "num_attention_heads": shape["heads"],
-        "num_key_value_heads": shape["kv_heads"],
-        "max_position_embeddings": shape["context"],
-        "rope_theta": shape["rope_theta"],
-        "rms_norm_eps": shape["norm_eps"],
-        "tie_word_embeddings": shape["tied"],
-        "hidden_act": "silu",
-        "torch_dtype": "bfloat16",
-    }
-    if kind != "qwen2" or shape["heads"] * shape["head_dim"] != shape["hidden_size"]:
-        config["head_dim"] = shape["head_dim"]
-    if kind == "llama":
-        config |= {"attention_bias": shape["o_bias"], "mlp_bias": shape["mlp_bias"]}
-    elif kind == "mistral":
-        config["sliding_window"] = window
-    else:
-        config["use_sliding_window"] = bool(window)
-        if window:
-            config |= {"sliding_window": window, "max_window_layers": 0}
-    return config | {"harness_synthetic": True, "harness_seed": seed}
 
 
 def _values(seed: int, tensor: Tensor, chunk: int, outliers: np.ndarray) -> np.ndarray:

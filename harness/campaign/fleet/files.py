@@ -26,7 +26,8 @@ from harness.campaign.fleet.on_node import sha256
 from harness.campaign.repeat import not_measured
 from harness.config.plan import Cell
 from harness.models.hub import WANTED, copies_folder, in_hub_cache
-from harness.models.weights import Ready, written
+from harness.models.locate import Ready
+from harness.models.make import written
 from harness.records import Draft, Record, ResultsError, Stored
 from harness.records.kinds import wrong_with
 from harness.records.parts import Fleet

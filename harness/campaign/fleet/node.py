@@ -30,7 +30,7 @@ from harness.campaign.repeat import NotReady
 from harness.campaign.rounds import RunOptions, preparation_of
 from harness.config import Experiment, plan
 from harness.config.plan import Cell
-from harness.models.weights import WeightsError
+from harness.models.locate import WeightsError
 from harness.records import Draft, Stored
 from harness.stacks.inside.guard import end_with
 from runners.protocol import Rows

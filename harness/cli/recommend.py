@@ -64,6 +64,11 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add_reserve(parser)
     add("--kind", choices=("gpu", "cpu"), help="of that machine (default: a GPU from 150 GB/s on)")
     add(
+        "--vendor",
+        choices=("nvidia", "amd", "apple", "intel"),
+        help="of that machine's GPU (default: unknown, with wider intervals)",
+    )
+    add(
         "--host-memory",
         type=memory_gib,
         metavar="SIZE",
@@ -173,6 +178,10 @@ def run(arguments: argparse.Namespace) -> int:
     place = recommend_inputs.place_from(arguments)
     known = recommend_inputs.known_models(arguments, place.devices)
     offered = candidates.candidates(given.subject, place, arguments.context, arguments.stacks)
+    if place.takes_host and not place.host and not any(candidate.fits for candidate in offered):
+        place = recommend_inputs.with_usual_host(arguments, place)
+        known = recommend_inputs.known_models(arguments, place.devices)
+        offered = candidates.candidates(given.subject, place, arguments.context, arguments.stacks)
     offered = [each for each in offered if given.runs(each.cell) and _is_current(each, arguments, known)]
     if not offered:
         raise Mistake(f"no stack{' of those' if arguments.stacks else ''} runs {model.name} on {place.name}")
@@ -358,6 +367,8 @@ def _check(arguments: argparse.Namespace) -> None:
                 raise Mistake(f"--{option} measures on this machine; drop --{other}")
     if arguments.kind and not arguments.bandwidth:
         raise Mistake("--kind is of a machine that is not known; give its --memory and --bandwidth")
+    if arguments.vendor and (not arguments.bandwidth or arguments.kind == "cpu"):
+        raise Mistake("--vendor is of a GPU that is not known; give its --memory and --bandwidth")
     if arguments.reserve and arguments.memory and arguments.machine == THIS and not arguments.bandwidth:
         raise Mistake("--memory is all that may be used, and nothing of it is reserved; drop one of the two")
     of_all, of_one = arguments.machine == ALL, bool(arguments.model or arguments.calibrate)
@@ -437,8 +448,6 @@ def _fits_nowhere(found: Sequence[Any], context: int, place: Any) -> str:
             "the same machine" if first.name == place.name else f"the smallest known machine: {first.name}"
         )
         hint += f"; {which} with {memory_words(first.memory_bytes)} holds it"
-    if place.takes_host and place.host is None:
-        hint += "; --host-memory SIZE would put layers on the CPU"
     digits = max(1, math.ceil(-math.log10(short / 1e9)))  # that tell the two sizes apart
     reserved = f" ({reserved_words(place.device.reserve, 'are ')})" if place.device.reserve_bytes else ""
     return (

@@ -5,7 +5,8 @@ terms that hold on any machine are stored. To judge them, the rows of one source
 from a fit without that machine and without that source. Rows of older software are evidence, and not judged:
 what is predicted is today's. From these errors comes the spread of each family (a maker's GPUs, or CPUs): the
 smallest one with which 90% of rows lie in their 90% interval. In all figures each source on a machine counts
-alike. A family of few sources gets at least the spread of all families together, of very few twice that.
+by the square root of its rows, as these are alike. A family of few sources gets at least the spread of those
+that have more together, of very few twice that.
 
 The published study is also taken for the user's own machine: a size, and a type of GGUF, is predicted from
 the others.
@@ -173,11 +174,17 @@ def by_family(rows: Iterator[LeftOut]) -> list[dict[str, str | int]]:
 
 def spread(rows: Sequence[LeftOut], of: Mapping[tuple[str, str], Sequence[LeftOut]]) -> float:
     """What the times of a family spread beyond the terms."""
-    count = len({row.source for row in rows})
+    count = sources(rows)
     if count >= ENOUGH_SOURCES:
         return _spread(rows)
-    alike = [row for of_key in of.values() for row in of_key if row.phase == rows[0].phase]
+    phase = [of_key for of_key in of.values() if of_key[0].phase == rows[0].phase]
+    alike = [row for of_key in phase if sources(of_key) >= FEW_SOURCES for row in of_key] or rows
     return max(_spread(alike), _spread(rows)) * (2 if count < FEW_SOURCES else 1)
+
+
+def sources(rows: Sequence[LeftOut]) -> int:
+    """How many sources on machines there are."""
+    return len({row.source for row in rows})
 
 
 def _spread(rows: Sequence[LeftOut]) -> float:
@@ -190,8 +197,8 @@ def _spread(rows: Sequence[LeftOut]) -> float:
 
 
 def _weights(rows: Sequence[LeftOut]) -> Floats:
-    sources = [row.source for row in rows]
-    return np.array([1 / sources.count(source) for source in sources])
+    of_rows = [row.source for row in rows]
+    return np.array([1 / math.sqrt(of_rows.count(source)) for source in of_rows])
 
 
 def _median(values: Floats, weights: Floats) -> float:

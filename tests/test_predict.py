@@ -130,7 +130,8 @@ def test_what_was_measured_of_a_device_sharpens_what_is_predicted_there():
     alone = Predictor([]).latency_ms([larger], 1)[0]
     measured = Example(CPU, {100: 300.0}, (26, 174), {})
     known = Predictor([measured]).latency_ms([larger], 1)[0]
-    assert known.high / known.low < 0.5 * alone.high / alone.low
+    # The low ends are near the limit of the memory.
+    assert math.log(known.high / known.value) < 0.5 * math.log(alone.high / alone.value)
     assert known.value == pytest.approx(600, rel=0.15)
 
 

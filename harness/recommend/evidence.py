@@ -99,8 +99,8 @@ def how_far_off(family: str) -> str:
         )
     return (
         f"how far off: on {row.of_whom} that others measured, each predicted without its own rows and those"
-        f" of the same source, {row.median:.1%} (median of {plural(row.rows, 'row')}, each source alike); "
-        f"{row.within_25:.0%} within 25%, {row.inside:.0%} in their interval"
+        f" of the same source, {row.median:.1%} (median of {plural(row.rows, 'row')}, large sources counted"
+        f" less); {row.within_25:.0%} within 25%, {row.inside:.0%} in their interval"
         + (f"; {_CALIBRATED_CPU}" if family == "CPU" else "")
         + "."
     )

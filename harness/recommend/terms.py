@@ -124,8 +124,14 @@ def fit_of(traits: Traits) -> str:
 
 
 def family_name(traits: Traits) -> str:
-    """The family by which errors are counted: the maker of the GPU or CPU, and PyTorch apart."""
-    return (traits.maker or UNKNOWN) + ("" if traits.engine == GGML else ", PyTorch")
+    """The family by which errors are counted: the maker of the GPU or CPU. NVIDIA's GPUs that unpack weights
+    more slowly than they read them are apart, and so is PyTorch."""
+    is_old = processor(traits) == "gpu" and traits.generation == BEFORE_TENSOR_CORES
+    return (
+        (traits.maker or UNKNOWN)
+        + " Pascal and older" * is_old
+        + ("" if traits.engine == GGML else ", PyTorch")
+    )
 
 
 def spread_of(traits: Traits, is_own: bool) -> float:

@@ -611,6 +611,29 @@ def test_a_gguf_is_for_llama_cpp_alone():
 GIVEN_GPU = ("--memory", "24GB", "--bandwidth", "936", "--vendor", "nvidia")
 
 
+def test_a_cpu_is_given_by_its_memory_and_has_the_bandwidth_of_its_channels(harness):
+    given = ("recommend", "llama-3.1-8b", "--machine", "core i5-9500", "--memory", "16GB")
+    by_memory = harness(*given, "--memory-speed", "DDR4-2666", "--json")
+    by_bandwidth = harness(*given, "--bandwidth", "42.656", "--kind", "cpu", "--json")
+    assert by_memory.code == 0, by_memory.err
+    assert by_memory.json == by_bandwidth.json
+    four = harness(*given, "--memory-speed", "ddr4-2666", "--channels", "4", "--json").json["variants"]
+    assert four[0]["tokens_per_s"][0] > 1.5 * by_memory.json["variants"][0]["tokens_per_s"][0]
+    refused(harness(*given, "--memory-speed", "fast"), "is not a kind of memory")
+    refused(harness(*given, "--channels", "2"), "--channels needs --memory-speed")
+    refused(harness(*given[:-2], "--memory-speed", "ddr4-2666"), "give its --memory")
+
+
+@pytest.mark.parametrize(
+    ("vendor", "family"), [("amd", "AMD"), ("apple", "Apple"), ("intel", "Intel"), ("nvidia", "NVIDIA")]
+)
+def test_a_gpu_that_is_not_known_has_the_errors_of_its_vendor_alone(harness, vendor, family):
+    given = ("recommend", "llama-3.1-8b", "--memory", "24GB", "--bandwidth", "600", "--kind", "gpu")
+    unknown, known = (" ".join(harness(*given, *more).out.split()) for more in ((), ("--vendor", vendor)))
+    assert "how far off: unknown for a GPU of an unknown maker (--vendor)" in unknown
+    assert re.search(rf"how far off: [^.]* machines? of {family}", known)
+
+
 def given_machine(harness, model: str, *more: str) -> dict[str, dict[str, Any]]:
     ran = harness("recommend", model, *GIVEN_GPU, *more, "--json")
     assert ran.code == 0, ran.err

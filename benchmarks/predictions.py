@@ -1,38 +1,30 @@
-"""How far off is `harness recommend` on machines and variants that it has not seen? Each is left out, and
-predicted.
+"""Fit the terms that `harness recommend` predicts from, and judge them on machines and sources left out.
 
-Of the public measurements (harness/data/public_speeds.csv) a whole machine is predicted from the others, in
-all its versions; the study counts as one on an RTX 4090. By maker, the table has the error of decode and of
-prompts of 512 to 2,048 tokens, the share of rows in their 90% interval, its width (high over low), and of
-pairs of rows of one machine for which an order is claimed the share in which it is right. Spreads of the
-model were chosen by the likelihood of machines left out. `--store` keeps the table for `harness recommend`.
+The public measurements (harness/data/public_speeds.csv) and the published study are fitted together, and the
+terms that hold on any machine are stored. To judge them, the rows of one source on one machine are predicted
+from a fit without that machine and without that source. Rows of older software are evidence, and not judged:
+what is predicted is today's. From these errors comes the spread of each family (a maker's GPUs, or CPUs): the
+smallest one with which 90% of rows lie in their 90% interval. In all figures each source on a machine counts
+by the square root of its rows, as these are alike. A family of few sources gets at least the spread of those
+that have more together, of very few twice that.
 
-Targets: decode 8% (median) on NVIDIA and AMD, 12% on Apple, 15% on CPUs and boards, 90% of rows within 25%;
-prompts 20% (median); 85 to 95% in their interval, which is at most 1.7 wide (median); order right in 95%.
+The published study is also taken for the user's own machine: a size, and a type of GGUF, is predicted from
+the others.
 
-Of the published study, a whole model size is predicted from the other five, and a GGUF type from the others
-of all sizes. Prints the error of B, of W and of the latency at 10,000 tokens, and the share of values that
-lie in their 90% interval. Two values do not count: autoawq's 32B model did not fit the card's memory and was
-read over the bus, and the study printed 1.8B's B for 4B with exllamav2 (see the study's README).
+    .venv/bin/python benchmarks/predictions.py [--store] [--own]
 
-    .venv/bin/python benchmarks/predictions.py [--by machine|size|type|row] [--store]
-
-Targets: GGUF by size B at most 0.93% (median) and 1.9% (90% of rows), by type 0.40% and 1.1%, W from 4B up 2%
-(median); other stacks B 3% (median), and within 10% in 90% of rows; 85 to 95% in their intervals.
+Targets: decode 11% (median), 85 to 95% of rows in their interval, at most 1.9 wide; prompts 25%.
 """
 
 from __future__ import annotations
 
 import argparse
 import csv
+import io
 import math
 import os
-import re
-import sys
-from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from itertools import combinations
-from typing import NamedTuple
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # as in `harness recommend`
 
@@ -41,186 +33,225 @@ import numpy as np
 from harness import records
 from harness.base import data
 from harness.recommend import examples
-from harness.recommend.answer import ERRORS
+from harness.recommend.evidence import DECODE, ERRORS, FEW_SOURCES, PROMPTS
 from harness.recommend.least_squares import Floats
-from harness.recommend.priors import maker_of
-from harness.recommend.speed import NORMAL_90, Predictor
+from harness.recommend.speed import NORMAL_90, SHIPPED, Predictor, Terms, fitted_terms, stored
+from harness.recommend.terms import family_name, fit_of
 from harness.recommend.traits import GGML, Example, Range
 from harness.report.text_table import Table
 from harness.theory import public_speeds
 
 STUDY = "published/rtx4090-qwen1.5"
-DEEP = 10_000
-PLACES = np.linspace(26, DEEP, 12).round().astype(int).tolist()
-# Not what they are said to be; see above.
+SHARE = 0.9  # of rows that are to lie in their interval
+ENOUGH_SOURCES = 10  # on machines, for a quantile of that share
+TTFT_FROM = 128  # tokens; below, a prompt's time is mostly that of a step
+# Of the study, not what they are said to be: autoawq's 32B did not fit the card's memory and was read over
+# the bus, and the study printed 1.8B's B for 4B with exllamav2 (see the study's README).
 EXCEPT = (
     *(("qwen1.5-32b", f"autoawq {kernel}") for kernel in ("gemm", "exllama", "exllamav2")),
     ("qwen1.5-4b", "autoawq exllamav2"),
 )
-Figures = tuple[float, float, float, float]
-"""Of B, W and the latency at DEEP, predicted over measured, less 1; and the place of B's measured value in
-its interval, from -1 to 1 inside."""
 
 
-def main() -> int:
+def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--by", choices=("machine", "size", "type", "row"), default=None)
-    parser.add_argument("--store", action="store_true", help=f"write harness/data/{ERRORS}")
+    parser.add_argument("--store", action="store_true", help=f"write harness/data/{SHIPPED} and {ERRORS}")
+    parser.add_argument("--own", action="store_true", help="the study as the user's own machine")
     arguments = parser.parse_args()
-    found = examples.of_published(records.records(data.results(STUDY), print))
-    gguf = [each for each in found if each.traits.engine == GGML]
-    others = [each for each in found if each.traits.engine != GGML]
-    if arguments.by in (None, "machine"):
-        public = examples.of_public(public_speeds.used(public_speeds.rows()))
-        table = by_maker(list(without_machine([*found, *public], public)))
-        Table(list(table[0]), [[*map(str, row.values())] for row in table]).show()
-        if arguments.store:
-            with (data.HERE / ERRORS).open("w", encoding="utf-8", newline="") as file:
-                writer = csv.DictWriter(file, list(table[0]), lineterminator="\n")
-                writer.writeheader()
-                writer.writerows(table)
-    if arguments.by in (None, "size"):
-        show("GGUF, a size left out", *left_out(found, gguf, lambda each: each.traits.model))
-        show("other stacks, a size left out", *left_out(found, others, lambda each: each.traits.model))
-    if arguments.by in (None, "type"):
-        show("GGUF, a type left out", *left_out(gguf, gguf, lambda each: each.traits.type))
-    if arguments.by in (None, "row"):
-        show("GGUF, a type of one size left out", *left_out(gguf, gguf, lambda each: _row(each)))
-    return 0
+    if arguments.own:
+        study = of_study()
+        for title, key in (("size", lambda row: row.traits.model), ("type", lambda row: row.traits.type)):
+            show_own(f"GGUF, a {title} left out", [row for row in study if row.traits.engine == GGML], key)
+        return
+    everything = evidence()
+    terms = fitted(everything)
+    table = by_family(left_out(everything, terms))
+    Table(list(table[0]), [[*map(str, row.values())] for row in table]).show()
+    if arguments.store:
+        (data.HERE / SHIPPED).write_text(stored(of_kinds(terms)), encoding="utf-8")
+        (data.HERE / ERRORS).write_text(table_text(table), encoding="utf-8")
 
 
-class LeftOut(NamedTuple):
-    """A measured time, and its prediction without its machine. `n`: position, or length of the prompt.
-    `unknowns`: of a step, as in Steps."""
-
-    example: Example
-    n: int
-    measured: float
-    predicted: Range
-    unknowns: Floats | None = None
-
-    @property
-    def phase(self) -> str:
-        return "prompts" if self.unknowns is None else "decode"
+def of_study() -> list[Example]:
+    return examples.of_published(records.records(data.results(STUDY), print))
 
 
-def without_machine(found: Sequence[Example], asked: Sequence[Example]) -> Iterator[LeftOut]:
-    """Each asked row, predicted without all of its machine."""
-    for device in dict.fromkeys(each.traits.device for each in asked):
-        predictor = Predictor([each for each in found if each.traits.device != device])
-        held = [each for each in asked if each.traits.device == device]
-        for n in dict.fromkeys(n for each in held for n in each.at_ms):
-            rows = [each for each in held if n in each.at_ms]
-            steps = predictor.steps([[each.traits] for each in rows], n)
-            for each, predicted, unknowns in zip(rows, steps.ranges, steps.unknowns, strict=True):
-                yield LeftOut(each, n, each.at_ms[n], predicted, unknowns)
-        for n in dict.fromkeys(n for each in held for n in each.first_tokens if 512 <= n <= 2048):
-            rows = [each for each in held if n in each.first_tokens]
-            firsts = predictor.first_token_ms([each.traits for each in rows], n)
-            for each, first in zip(rows, firsts, strict=True):
-                if first:
-                    yield LeftOut(each, n, each.first_tokens[n], first)
+def evidence() -> list[Example]:
+    """The study and the public measurements that are used."""
+    return [*of_study(), *examples.of_public(public_speeds.used(public_speeds.rows()))]
 
 
-def by_maker(rows: Sequence[LeftOut]) -> list[dict[str, str | int]]:
-    """The table: by maker and phase, each row alike, and each machine alike."""
-    found: dict[tuple[str, str], list[LeftOut]] = {}
-    for each in rows:
-        engine = "" if each.example.traits.engine == GGML else ", PyTorch"
-        found.setdefault((f"{maker_of(each.example.traits)}{engine}", each.phase), []).append(each)
-    return [_figures(*key, found[key]) for key in sorted(found, key=lambda key: (key[1], key[0]))]
-
-
-def _figures(maker: str, phase: str, rows: Sequence[LeftOut]) -> dict[str, str | int]:
-    machines = Counter(each.example.traits.device for each in rows)
-    weights = np.array([1 / machines[each.example.traits.device] for each in rows])
-    off = np.array([abs(each.measured / each.predicted.value - 1) for each in rows])
-    inside = np.array([each.predicted.low <= each.measured <= each.predicted.high for each in rows])
-    width = np.median([each.predicted.high / each.predicted.low for each in rows])
-    claims = list(_claims(rows))
+def fitted(measured: Sequence[Example], near: Mapping[str, Terms] | None = None) -> dict[str, Terms]:
+    """All terms, fitted to all of these. `near`: fitted to almost the same."""
+    of_fits: dict[str, list[Example]] = {}
+    for example in measured:
+        of_fits.setdefault(fit_of(example.traits), []).append(example)
     return {
-        "maker": maker,
-        "phase": phase,
-        "machines": len(machines),
-        "rows": len(rows),
-        "median": f"{np.median(off):.1%}",
-        "90% within": f"{np.quantile(off, 0.9):.0%}",
-        "within 25%": f"{np.mean(off <= 0.25):.0%}",
-        "in interval": f"{np.mean(inside):.0%}",
-        "width": f"{width:.2f}",
-        "median by machine": f"{_weighted_median(off, weights):.1%}",
-        "in interval by machine": f"{np.average(inside, weights=weights):.0%}",
-        "claims": len(claims),
-        "right": f"{np.mean(claims):.1%}" if claims else "",
+        fit: fitted_terms(of_fit, Terms(), near.get(fit) if near else None) for fit, of_fit in of_fits.items()
     }
 
 
-def _weighted_median(values: Floats, weights: Floats) -> float:
+def of_kinds(terms: Mapping[str, Terms]) -> dict[str, Terms]:
+    """Those that hold on any machine."""
+    return {fit: of_fit.of_kinds() for fit, of_fit in terms.items()}
+
+
+@dataclass(frozen=True)
+class LeftOut:
+    """A measured time, and its prediction without its machine and its source. `sd`: of its logarithm."""
+
+    example: Example
+    phase: str
+    measured: float
+    predicted: Range
+
+    @property
+    def family(self) -> str:
+        return family_name(self.example.traits)
+
+    @property
+    def off(self) -> float:
+        """The logarithm of measured over predicted."""
+        return math.log(self.measured / self.predicted.value)
+
+    @property
+    def sd(self) -> float:
+        return math.log(self.predicted.high / self.predicted.value) / NORMAL_90
+
+    @property
+    def source(self) -> tuple[str, str]:
+        return self.example.traits.device, self.example.traits.setup
+
+
+class NoSpreads(dict[tuple[str, str], float]):
+    """No spread beyond the terms', of any family."""
+
+    def get(self, key: tuple[str, str], default: float = 0.0) -> float:  # type: ignore[override]
+        return 0.0
+
+
+def left_out(measured: Sequence[Example], near: Mapping[str, Terms]) -> Iterator[LeftOut]:
+    """Each row of today's software, but for the study's, predicted without its machine and its source."""
+    groups: dict[tuple[str, str, str], list[Example]] = {}
+    for example in measured:
+        if not example.traits.software:
+            traits = example.traits
+            groups.setdefault((fit_of(traits), traits.device, traits.setup), []).append(example)
+    for (fit, device, source), rows in groups.items():
+        others = [
+            example
+            for example in measured
+            if fit_of(example.traits) == fit
+            and example.traits.device != device
+            and example.traits.setup != source
+        ]
+        predictor = Predictor((), of_kinds(fitted(others, near)), NoSpreads())
+        yield from predicted(predictor, rows)
+
+
+def predicted(predictor: Predictor, rows: Sequence[Example]) -> Iterator[LeftOut]:
+    """Rows as on a machine and from a source of which nothing is known."""
+    for row in rows:
+        traits = replace(row.traits, device="unknown", setup="unknown")
+        for n, ms in row.at_ms.items():
+            yield LeftOut(row, DECODE, ms, predictor.latency_ms([traits], n)[0])
+        for n, ms in row.first_tokens.items():
+            first = predictor.first_token_ms([traits], n)[0]
+            if first and n >= TTFT_FROM:
+                yield LeftOut(row, PROMPTS, ms, first)
+
+
+def by_family(rows: Iterator[LeftOut]) -> list[dict[str, str | int]]:
+    """The table of errors and spreads, by family and phase."""
+    of: dict[tuple[str, str], list[LeftOut]] = {}
+    for row in rows:
+        of.setdefault((row.family, row.phase), []).append(row)
+    spreads = {key: spread(of_key, of) for key, of_key in of.items()}
+    return [errors(key, of[key], spreads[key]) for key in sorted(of, key=lambda key: (key[1], key[0]))]
+
+
+def spread(rows: Sequence[LeftOut], of: Mapping[tuple[str, str], Sequence[LeftOut]]) -> float:
+    """What the times of a family spread beyond the terms."""
+    count = sources(rows)
+    if count >= ENOUGH_SOURCES:
+        return _spread(rows)
+    phase = [of_key for of_key in of.values() if of_key[0].phase == rows[0].phase]
+    alike = [row for of_key in phase if sources(of_key) >= FEW_SOURCES for row in of_key] or rows
+    return max(_spread(alike), _spread(rows)) * (2 if count < FEW_SOURCES else 1)
+
+
+def sources(rows: Sequence[LeftOut]) -> int:
+    """How many sources on machines there are."""
+    return len({row.source for row in rows})
+
+
+def _spread(rows: Sequence[LeftOut]) -> float:
+    """The smallest spread with which that share of rows lies in its interval."""
+    off, sd = np.array([row.off for row in rows]), np.array([row.sd for row in rows])
+    needed = np.sqrt(np.maximum((off / NORMAL_90) ** 2 - sd**2, 0.0))
+    order, weights = np.argsort(needed), _weights(rows)
+    reached = np.cumsum(weights[order]) / weights.sum()
+    return float(needed[order][min(int(np.searchsorted(reached, SHARE)), len(rows) - 1)])
+
+
+def _weights(rows: Sequence[LeftOut]) -> Floats:
+    of_rows = [row.source for row in rows]
+    return np.array([1 / math.sqrt(of_rows.count(source)) for source in of_rows])
+
+
+def _median(values: Floats, weights: Floats) -> float:
     order = np.argsort(values)
     return float(values[order][np.searchsorted(np.cumsum(weights[order]), weights.sum() / 2)])
 
 
-def _claims(rows: Sequence[LeftOut]) -> Iterator[bool]:
-    """Of pairs of rows of one setup at one position, whose order is sure: whether it is right."""
-    for one, other in combinations(rows, 2):
-        a, b = one.example.traits, other.example.traits
-        if (a.device, a.setup, one.n) != (b.device, b.setup, other.n) or (a.model, a.type) == (
-            b.model,
-            b.type,
-        ):
-            continue
-        if one.unknowns is None or other.unknowns is None or len(one.unknowns) != len(other.unknowns):
-            continue
-        difference = math.log(one.predicted.value / other.predicted.value)
-        if abs(difference) > NORMAL_90 * np.linalg.norm(one.unknowns - other.unknowns):
-            yield (difference > 0) == (one.measured > other.measured)
+def errors(key: tuple[str, str], rows: Sequence[LeftOut], extra: float) -> dict[str, str | int]:
+    off = np.array([abs(math.expm1(row.off)) for row in rows])
+    sd = np.array([math.hypot(row.sd, extra) for row in rows])
+    inside = np.array([abs(row.off) for row in rows]) <= NORMAL_90 * sd
+    weights = _weights(rows)
+    sizes = [row.example.traits.read_bytes for row in rows]
+    return {
+        "family": key[0],
+        "phase": key[1],
+        "machines": len({row.example.traits.device for row in rows}),
+        "sources": len({row.example.traits.setup for row in rows}),
+        "rows": len(rows),
+        "spread": f"{extra:.3f}",
+        "median": f"{_median(off, weights):.3f}",
+        "within_25": f"{np.average(off <= 0.25, weights=weights):.2f}",
+        "inside": f"{np.average(inside, weights=weights):.2f}",
+        "width": f"{math.exp(2 * NORMAL_90 * _median(sd, weights)):.2f}",
+        "least_bytes": f"{min(sizes):.3g}",
+        "most_bytes": f"{max(sizes):.3g}",
+        "kinds": " ".join(sorted({row.example.traits.kind for row in rows})),
+    }
 
 
-def _row(example: Example) -> str:
-    return f"{example.traits.model} {example.traits.type}"
+def table_text(table: Sequence[Mapping[str, str | int]]) -> str:
+    text = io.StringIO()
+    writer = csv.DictWriter(text, list(table[0]), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(table)
+    return text.getvalue()
 
 
-def left_out(
-    found: Sequence[Example], asked: Sequence[Example], of: Callable[[Example], str]
-) -> tuple[list[Example], list[Figures]]:
-    """Each asked example, and its figures, predicted without those that have the same `of`."""
-    shown, figures = [], []
-    for key in sorted({of(each) for each in asked}):
-        held = [each for each in asked if of(each) == key]
-        predictor = Predictor([each for each in found if of(each) != key])
-        traits = [each.traits for each in held]
-        curves = np.array([[each.value for each in predictor.latency_ms(traits, n)] for n in PLACES])
-        design = np.column_stack([np.ones(len(PLACES)), PLACES])
-        lines = np.linalg.lstsq(design, curves, rcond=None)[0].T
-        for example, first, line in zip(held, predictor.latency_ms(traits, 1), lines, strict=True):
-            B, last = example.at_ms[1], max(example.at_ms)
-            slope = (example.at_ms[last] - B) / (last - 1)
-            end, predicted = B + slope * (DEEP - 1), line[0] + line[1]
-            place = math.log(B / predicted) / math.log(first.high / first.value)
-            off = predicted / B - 1, slope / line[1] - 1, (line[0] + line[1] * DEEP) / end - 1
-            shown.append(example)
-            figures.append((*off, place))
-    return shown, figures
-
-
-def show(title: str, rows: Sequence[Example], figures: Sequence[Figures]) -> None:
-    kept = [i for i, each in enumerate(rows) if (each.traits.model, each.traits.group) not in EXCEPT]
-    table = np.array(figures)[kept]
-    off = np.abs(table)
-    sizes = [float(re.findall(r"([\d.]+)b$", rows[i].traits.model)[0]) for i in kept]
-    print(f"\n{title}: {len(kept)} rows")
-    for name, values in (("B", off[:, 0]), ("W", off[:, 1]), (f"at {DEEP:,}", off[:, 2])):
-        most, inside = np.quantile(values, 0.9), np.mean(values <= 0.1)
-        print(f"  {name:10} median {np.median(values):.2%}, 90% within {most:.1%}, {inside:.0%} within 10%")
-    print(f"  W, 4B up   median {np.median(off[np.array(sizes) >= 4, 1]):.2%}")
-    print(f"  B in its 90% interval: {np.mean(off[:, 3] <= 1):.0%}")
-    for i in sorted(kept, key=lambda i: -abs(figures[i][0]))[:5]:
-        traits = rows[i].traits
-        name = f"{traits.model} {traits.group} {traits.type}".strip()
-        print(f"    {name}: B {figures[i][0]:+.1%}, at {DEEP:,} {figures[i][2]:+.1%}")
+def show_own(title: str, rows: Sequence[Example], key: Callable[[Example], str]) -> None:
+    """The study as the user's own: rows with the same key are predicted from the others."""
+    off, inside = [], []
+    for name in sorted({key(row) for row in rows}):
+        own = [replace(row, traits=replace(row.traits, setup="")) for row in rows]
+        predictor = Predictor([row for row in own if key(row) != name])
+        asked = [row for row in own if key(row) == name]
+        for row, step in zip(asked, predictor.latency_ms([row.traits for row in asked], 1), strict=True):
+            if (row.traits.model, row.traits.group) not in EXCEPT:
+                off.append(abs(step.value / row.at_ms[1] - 1))
+                inside.append(step.low <= row.at_ms[1] <= step.high)
+    most = np.quantile(off, 0.9)
+    print(f"{title}: B off by {np.median(off):.2%} (median), 90% within {most:.1%}; ", end="")
+    print(f"{np.mean(inside):.0%} of {len(off)} in their interval")
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

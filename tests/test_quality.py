@@ -284,9 +284,9 @@ def test_cells_and_fingerprints_of_a_shipped_model_are_the_same_in_every_install
     program = (
         "import sys\nfrom pathlib import Path\nfrom harness import config\nfrom harness.base import data\n"
         "from harness.config import plan\n"
-        "from harness.models import weights\nprint(data.weights('austen-4m'))\n"
+        "from harness.models import locate\nprint(data.weights('austen-4m'))\n"
         "print([cell.id for cell in plan.cells(config.load(Path(sys.argv[1])))])\n"
-        "print(weights.local(data.weights('austen-4m')).fingerprint)\n"
+        "print(locate.local(data.weights('austen-4m')).fingerprint)\n"
     )
     path = scoring({"weights": MODEL}, {"stack": "llamacpp", "quant": ["q8_0", "q2_k"]}, {"stack": "hf"})
     found = []

@@ -149,7 +149,7 @@ def test_machines_that_reach_the_speed_with_four_bits_are_listed_and_the_others_
 
 def test_a_machine_has_four_bits_with_a_small_cache_before_fewer(harness):
     """As the model's own answer on that machine does."""
-    given = ("qwen3-30b-a3b", "--context", "32k", "--tok-s", "30")
+    given = ("qwen3-30b-a3b", "--context", "32k", "--tok-s", "32")
     rows = {row["machine"]: row for row in asked(harness, *given, "--machine", "all", "--all")["rows"]}
     found = rows["ryzen-ai-max-395-128gb"]
     assert (found["options"]["type_k"], found["bits_per_weight"] > 4) == ("q8_0", True)

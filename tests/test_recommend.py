@@ -28,7 +28,7 @@ from harness.recommend.candidates import Candidate, Divided, Memory, Subject, ca
 from harness.recommend.commands import Source
 from harness.recommend.quality_loss import Perplexity
 from harness.recommend.speed import Predictor
-from harness.recommend.traits import Example
+from harness.recommend.traits import Example, Range, Traits
 from harness.theory.floors import demand_of_tensors
 from harness.theory.known_models import Described, Known
 from harness.theory.machines import MACHINES
@@ -71,7 +71,7 @@ def test_the_answer_for_a_known_card_begins_with_what_keeps_quality(harness):
     q4_0 = rows["llamacpp q4_0"]
     assert q4_0["tokens_per_s"][0] > 1000 / (11.72 - 4)
     assert q4_0["memory_bytes"] > 4.14e9 + 8192 * 2**19
-    assert q4_0["basis"] == "calibrated"
+    assert q4_0["basis"] == "calibrated elsewhere"  # others' cards of this name are not the user's
 
 
 @pytest.mark.parametrize(
@@ -218,24 +218,20 @@ def test_the_table_has_intervals_and_says_what_to_run(harness):
 
 
 @pytest.mark.parametrize(
-    ("machine", "says"),
-    [
-        ("rtx-4070-super", "rest on the published study of GeForce RTX 4090 and public measurements of"),
-        ("apple-m2-16gb", "rest on public measurements of"),
-        ("mi50", "rest on public measurements of"),  # of which prompts alone were measured
-        ("rtx-3060-12gb", None),  # others measured it
-        ("rtx-4090", None),  # the study's own card
-    ],
+    ("machine", "family"),
+    [("rtx-4070-super", "NVIDIA"), ("apple-m2-16gb", "Apple"), ("mi50", "AMD"), ("rtx-4090", "NVIDIA")],
 )
-def test_figures_of_a_machine_without_measurements_say_what_they_rest_on(harness, machine, says):
+def test_figures_of_a_machine_without_measurements_say_what_they_rest_on(harness, machine, family):
+    """Also where others measured a machine of this name."""
     text = " ".join(harness("recommend", "qwen1.5-7b", "--machine", machine).out.split())
-    assert ("no decode was measured on" in text) == bool(says)
-    assert says is None or says in text
+    assert re.search(
+        rf"these figures rest on others' measurements of \d+ machines of {family}, carried", text
+    )
 
 
 def test_joules_per_token_are_those_that_were_measured_and_of_no_other_variant(capsys):
     q4_0, q8_0 = (named(offered("qwen1.5-0.5b", "rtx-4090"))[f"llamacpp {name}"] for name in ("q4_0", "q8_0"))
-    known = [Example(q4_0.traits, {1: 2.0}, (1, 1), {}, "here", joules) for joules in (2.0, 3.0, 9.0, None)]
+    known = [Example(q4_0.traits, {1: 2.0}, (1, 1), {}, joules) for joules in (2.0, 3.0, 9.0, None)]
     text.show_all(answer.choices([q4_0, q8_0], known, 8192, lambda each: None), 8192, wide=True)
     heading, *rows = capsys.readouterr().out.splitlines()
     at = heading.index("J/token") + len("J/token")
@@ -253,7 +249,7 @@ def test_where_prompts_alone_were_measured_decode_rests_on_other_machines(harnes
 
 
 def test_what_fits_nowhere_is_short_of_so_much(harness):
-    ran = harness("recommend", "qwen1.5-110b", "--machine", "rtx-4090")
+    ran = harness("recommend", "qwen1.5-110b", "--machine", "rtx-4090", "--host-memory", "8GB")
     assert ran.code == 1
     assert "nothing fits: the smallest, llamacpp q2_k" in ran.err
     assert "GB more than the 25.0 GB that are usable" in ran.err
@@ -548,10 +544,14 @@ def test_the_config_to_measure_the_first_is_one_that_the_harness_runs(harness, t
     assert experiment.device == "cuda"
 
 
+def speeds(rows: list[Traits]) -> list[Range]:
+    return [step.inverted(1e3) for step in Predictor().latency_ms(rows, 1)]
+
+
 def test_no_prediction_is_faster_than_memory_can_be_read():
     for machine in ("rtx-4090", "rpi-5", "apple-m2"):
         found = offered("qwen1.5-1.8b", machine)
-        for each, speed in zip(found, Predictor([]).tokens_per_s([e.traits for e in found], 1), strict=True):
+        for each, speed in zip(found, speeds([e.traits for e in found]), strict=True):
             assert speed.high * each.traits.read_bytes <= each.traits.bytes_per_s * 1.000001
 
 
@@ -608,8 +608,34 @@ def test_a_gguf_is_for_llama_cpp_alone():
     assert len({each.cell.quant for each in found}) == 9
 
 
+GIVEN_GPU = ("--memory", "24GB", "--bandwidth", "936", "--vendor", "nvidia")
+
+
+def test_a_cpu_is_given_by_its_memory_and_has_the_bandwidth_of_its_channels(harness):
+    given = ("recommend", "llama-3.1-8b", "--machine", "core i5-9500", "--memory", "16GB")
+    by_memory = harness(*given, "--memory-speed", "DDR4-2666", "--json")
+    by_bandwidth = harness(*given, "--bandwidth", "42.656", "--kind", "cpu", "--json")
+    assert by_memory.code == 0, by_memory.err
+    assert by_memory.json == by_bandwidth.json
+    four = harness(*given, "--memory-speed", "ddr4-2666", "--channels", "4", "--json").json["variants"]
+    assert four[0]["tokens_per_s"][0] > 1.5 * by_memory.json["variants"][0]["tokens_per_s"][0]
+    refused(harness(*given, "--memory-speed", "fast"), "is not a kind of memory")
+    refused(harness(*given, "--channels", "2"), "--channels needs --memory-speed")
+    refused(harness(*given[:-2], "--memory-speed", "ddr4-2666"), "give its --memory")
+
+
+@pytest.mark.parametrize(
+    ("vendor", "family"), [("amd", "AMD"), ("apple", "Apple"), ("intel", "Intel"), ("nvidia", "NVIDIA")]
+)
+def test_a_gpu_that_is_not_known_has_the_errors_of_its_vendor_alone(harness, vendor, family):
+    given = ("recommend", "llama-3.1-8b", "--memory", "24GB", "--bandwidth", "600", "--kind", "gpu")
+    unknown, known = (" ".join(harness(*given, *more).out.split()) for more in ((), ("--vendor", vendor)))
+    assert "how far off: unknown for a GPU of an unknown maker (--vendor)" in unknown
+    assert re.search(rf"how far off: [^.]* machines? of {family}", known)
+
+
 def given_machine(harness, model: str, *more: str) -> dict[str, dict[str, Any]]:
-    ran = harness("recommend", model, "--memory", "24GB", "--bandwidth", "936", *more, "--json")
+    ran = harness("recommend", model, *GIVEN_GPU, *more, "--json")
     assert ran.code == 0, ran.err
     return {row["name"]: row for row in ran.json["variants"]}
 
@@ -626,7 +652,8 @@ def test_a_mixture_is_predicted_from_the_bytes_that_a_token_reads(harness):
     assert 936e9 / q4_0["weight_bytes"] < low < value < high < 936e9 / 1.7e9
     assert q4_0["quality_loss"] is None
     assert not rows["llamacpp f16"]["fits"]
-    text = harness("recommend", "qwen3-30b-a3b", "--memory", "64GB", "--bandwidth", "90").out
+    intel = ("--memory", "64GB", "--bandwidth", "456", "--vendor", "intel")
+    text = harness("recommend", "qwen3-30b-a3b", *intel).out
     assert "only dense models were measured: what a mixture of experts costs" in " ".join(text.split())
 
 
@@ -656,8 +683,9 @@ def kv_bits(options: Any) -> float:
 def test_what_fits_no_card_is_split_between_the_card_and_main_memory(harness):
     given = ("qwen2.5-72b", "--machine", "rtx-4090", "--stacks", "llamacpp", "--context", "4k")
     beside = ("--host-memory", "64GB", "--host-bandwidth", "60")
-    without = harness("recommend", *given).err
-    assert "--host-memory SIZE would put layers on the CPU" in without
+    without = harness("recommend", *given)
+    assert "a host with 64 GB of main memory is assumed for the rest" in " ".join(without.err.split())
+    assert re.search(r"llama-server .* -ngl \d\d ", without.out)
     rows = {row["name"]: row for row in harness("recommend", *given, *beside, "--json").json["variants"]}
     split = next(row for name, row in rows.items() if name.startswith("llamacpp q4_0-gpu_layers="))
     layers = split["gpu_layers"]
@@ -754,7 +782,7 @@ def test_examples_of_others_narrow_a_machine_s_intervals_and_impossible_rows_are
     low, high = ({row["name"]: row["tokens_per_s"][i] for row in alone.json["variants"]} for i in (1, 2))
     for row in more.json["variants"]:
         _, least, most = row["tokens_per_s"]
-        assert most / least < 0.9 * high[row["name"]] / low[row["name"]]
+        assert most / least < high[row["name"]] / low[row["name"]]  # by little: it may be another's machine
     *left_out, used = more.err.splitlines()
     assert used.endswith("others.csv: 1 measurement used")
     said = [line.partition("line ")[2] for line in left_out]
@@ -801,7 +829,7 @@ def test_a_table_of_examples_that_cannot_be_used_is_a_sentence(harness, tmp_path
 
 def test_where_hardly_anything_was_measured_it_is_too_few_to_say(harness):
     said = " ".join(harness("recommend", "qwen3-8b", "--machine", "arc-a770-16gb").out.split())
-    assert "how far off: too few to say: others measured 1 row on 1 machine of Intel." in said
+    assert "how far off: too few to say: others measured 2 rows on 1 machine of Intel, so the" in said
     assert "within 25%" not in said
 
 
@@ -817,7 +845,7 @@ def test_what_is_reserved_is_said_and_can_be_changed(harness):
     rows = [harness(*given, *more, "--json").json["variants"] for more in ((), ("--reserve", "0"))]
     fits = [{row["name"]: row["fits"] for row in each} for each in rows]
     assert [each["llamacpp q4_k_m-flash_attn=true"] for each in fits] == [False, True]
-    nothing = harness("recommend", "gpt-oss-120b", "--machine", "rtx-3060-12gb")
+    nothing = harness("recommend", "gpt-oss-120b", "--machine", "rtx-3060-12gb", "--host-memory", "8GB")
     assert "that are usable (0.8 GB are reserved for the display and the driver" in nothing.err
     refused(harness("recommend", "qwen2.5-32b", "--memory", "1GB", "--headless"), "nothing of it is reserved")
 
@@ -923,7 +951,7 @@ def test_a_model_far_smaller_than_all_that_was_measured_is_said_to_be_extrapolat
     assert "far less than any that was measured" in small
     assert "how far off" not in small
     assert "8,192 tokens of context" in usual
-    assert "how far off: on 26 machines of NVIDIA" in usual
+    assert "how far off: on 17 machines of NVIDIA" in usual
     assert "extrapolated" not in usual
 
 
@@ -972,7 +1000,7 @@ def test_two_gpus_are_said_not_to_be_measured(harness):
     assert "2x 3090: the memory of 2 GPUs, whose layers take turns, at the bandwidth of one" in ran.err
 
 
-def test_packages_that_are_unmaintained_are_offered_only_if_asked_for_installed_or_measured_there(
+def test_packages_that_are_unmaintained_are_offered_only_if_asked_for_or_installed(
     harness, monkeypatch, tmp_path
 ):
     monkeypatch.setenv("HARNESS_CACHE", str(tmp_path / "nothing-installed"))
@@ -990,8 +1018,6 @@ def test_packages_that_are_unmaintained_are_offered_only_if_asked_for_installed_
     assert words in " ".join(
         harness("recommend", "qwen1.5-7b", "--machine", "rtx-3090", "--stacks", "gptq").out.split()
     )
-    assert stacks_on("rtx-4090") >= {"gptq", "autoawq", "gptqm"}  # the study's machine
-    assert words in " ".join(harness("recommend", "qwen1.5-7b", "--machine", "rtx-4090", "--all").out.split())
     assert words not in " ".join(
         harness("recommend", "qwen1.5-7b", "--machine", "rtx-3090", "--all").out.split()
     )

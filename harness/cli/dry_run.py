@@ -31,7 +31,7 @@ from harness.theory import memory
 from harness.theory.memory import Split
 
 NOT_OK_AS = ("will_be_refused", "will_fail", "will_not_fit")  # a cell counts as the first that holds
-# Of a GPU's data sheet, in prompts of the published study: 0.2 to 0.5 (harness/recommend/priors.py).
+# Of a GPU's data sheet, in prompts of the published study: 0.2 to 0.5 (harness/recommend/terms.py).
 GPU_MFU = 0.3
 PPL_ALONE = "perplexity alone: no 16-bit weights"
 PPL_AND_KLD = {

@@ -6,6 +6,7 @@ import argparse
 import json
 import math
 import os
+import re
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
@@ -61,8 +62,26 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         metavar="GB/S",
         help="read bandwidth of a machine that is not known; needs --memory",
     )
+    add(
+        "--memory-speed",
+        type=_transfers,
+        metavar="KIND",
+        help="of a CPU that is not known, in place of --bandwidth, e.g. ddr5-5600 (see --channels)",
+    )
+    add(
+        "--channels",
+        type=int,
+        choices=range(1, 25),
+        metavar="N",
+        help="of 64 bits, of that memory (default: 2, as in desktops and laptops)",
+    )
     add_reserve(parser)
     add("--kind", choices=("gpu", "cpu"), help="of that machine (default: a GPU from 150 GB/s on)")
+    add(
+        "--vendor",
+        choices=("nvidia", "amd", "apple", "intel"),
+        help="of that machine's GPU (default: unknown, with wider intervals)",
+    )
     add(
         "--host-memory",
         type=memory_gib,
@@ -116,6 +135,13 @@ def _count(text: str) -> int:
     return _whole(text)
 
 
+def _transfers(text: str) -> float:
+    """Transfers per second of a kind of memory."""
+    if not (kind := re.fullmatch(r"(?:lp)?ddr[2-6]x?-?(\d{3,5})", text.lower())):
+        raise argparse.ArgumentTypeError(f"{text} is not a kind of memory with its speed, like ddr5-5600")
+    return int(kind[1]) * 1e6
+
+
 def _speed(text: str) -> float:
     try:
         value = float(text)
@@ -131,6 +157,7 @@ def _speed(text: str) -> float:
 
 LEAST_CONTEXT = 2
 USUAL_CONTEXT = 8192
+CHANNEL_BYTES = 8  # a transfer on a channel of 64 bits
 USUAL_TOK_S = 10.0
 MOST, MOST_MACHINES = 5, 15
 ALL = "all"
@@ -151,6 +178,9 @@ def run(arguments: argparse.Namespace) -> int:
     from harness.recommend import candidates, quality_loss
 
     _check(arguments)
+    if arguments.memory_speed:
+        arguments.kind = "cpu"
+        arguments.bandwidth = arguments.memory_speed * CHANNEL_BYTES * (arguments.channels or 2) / 1e9
     if arguments.model is None:
         if not arguments.calibrate:
             return _what_runs_here(arguments)
@@ -173,6 +203,10 @@ def run(arguments: argparse.Namespace) -> int:
     place = recommend_inputs.place_from(arguments)
     known = recommend_inputs.known_models(arguments, place.devices)
     offered = candidates.candidates(given.subject, place, arguments.context, arguments.stacks)
+    if place.takes_host and not place.host and not any(candidate.fits for candidate in offered):
+        place = recommend_inputs.with_usual_host(arguments, place)
+        known = recommend_inputs.known_models(arguments, place.devices)
+        offered = candidates.candidates(given.subject, place, arguments.context, arguments.stacks)
     offered = [each for each in offered if given.runs(each.cell) and _is_current(each, arguments, known)]
     if not offered:
         raise Mistake(f"no stack{' of those' if arguments.stacks else ''} runs {model.name} on {place.name}")
@@ -358,6 +392,12 @@ def _check(arguments: argparse.Namespace) -> None:
                 raise Mistake(f"--{option} measures on this machine; drop --{other}")
     if arguments.kind and not arguments.bandwidth:
         raise Mistake("--kind is of a machine that is not known; give its --memory and --bandwidth")
+    if arguments.memory_speed and (arguments.bandwidth or not arguments.memory):
+        raise Mistake("--memory-speed is of a CPU that is not known: give its --memory, and no --bandwidth")
+    if arguments.channels and not arguments.memory_speed:
+        raise Mistake("--channels needs --memory-speed")
+    if arguments.vendor and (not arguments.bandwidth or arguments.kind == "cpu"):
+        raise Mistake("--vendor is of a GPU that is not known; give its --memory and --bandwidth")
     if arguments.reserve and arguments.memory and arguments.machine == THIS and not arguments.bandwidth:
         raise Mistake("--memory is all that may be used, and nothing of it is reserved; drop one of the two")
     of_all, of_one = arguments.machine == ALL, bool(arguments.model or arguments.calibrate)
@@ -437,8 +477,6 @@ def _fits_nowhere(found: Sequence[Any], context: int, place: Any) -> str:
             "the same machine" if first.name == place.name else f"the smallest known machine: {first.name}"
         )
         hint += f"; {which} with {memory_words(first.memory_bytes)} holds it"
-    if place.takes_host and place.host is None:
-        hint += "; --host-memory SIZE would put layers on the CPU"
     digits = max(1, math.ceil(-math.log10(short / 1e9)))  # that tell the two sizes apart
     reserved = f" ({reserved_words(place.device.reserve, 'are ')})" if place.device.reserve_bytes else ""
     return (

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
 
-from harness import machine, records
+from harness import machine
 from harness.base import bounds, data
 from harness.base.files import object_of, read_regular
 from harness.base.nvml import Gpu, visible_gpus
@@ -94,8 +94,8 @@ def rates(results: Path) -> None:
 # The inputs of a recommendation: the model, the machine, and the records to predict from.
 
 
-STUDY = "published/rtx4090-qwen1.5"
 THIS = "this"
+INTERFACES = {"amd": "hip", "apple": "metal", "intel": "vulkan"}  # of GPUs that are not NVIDIA's, by vendor
 GPU_BYTES_PER_S = 150e9  # a machine of which only memory and bandwidth are known is a GPU from here on
 
 
@@ -225,6 +225,20 @@ DESKTOPS = "desktop", ("ryzen-7950x", "ryzen-9950x", "core-ultra-9-285k", "core-
 SERVERS = "server", ("epyc-9654", "epyc-9755", "xeon-6980p")
 
 
+USUAL_HOST_GIB = 64
+
+
+def with_usual_host(arguments: argparse.Namespace, place: Place) -> Place:
+    """A GPU with a usual host, for a model that does not fit it whole."""
+    say(
+        f"nothing fits {place.name} whole: a host with {USUAL_HOST_GIB} GB of main memory is assumed for the"
+        " rest; --host-memory SIZE gives yours"
+    )
+    arguments.host_memory = USUAL_HOST_GIB
+    kind = SERVERS if place.generation == "HBM" else DESKTOPS
+    return replace(place, host=_host(arguments, f"the CPU of {place.name}", kind))
+
+
 def _host(arguments: argparse.Namespace, name: str, kind: tuple[str, Sequence[str]]) -> Place | None:
     """The given CPU next to a GPU, without a bandwidth with the median of known CPUs of its kind; null: not
     given. Raises Mistake."""
@@ -248,7 +262,7 @@ def _place(arguments: argparse.Namespace) -> Place:
                 "--bandwidth is of a machine that is not known, and needs --memory; this one is measured"
             )
         name = f"a machine of {arguments.bandwidth:g} GB/s"
-        return _unknown(name, arguments.memory, arguments.bandwidth, arguments.kind, threads)
+        return _unknown(arguments, name, threads)
     if arguments.machine == THIS:
         return replace(_limited(_this(threads), arguments.memory), here=True)
     named = printable(arguments.machine)
@@ -261,7 +275,7 @@ def _place(arguments: argparse.Namespace) -> Place:
             joint = " Or" if sentence.endswith("?") else "; or"
             hint = "" if why.ambiguous else f"{joint} give --memory and --bandwidth"
             raise Mistake(sentence + hint) from why
-        return _unknown(named, arguments.memory, arguments.bandwidth, arguments.kind, threads)
+        return _unknown(arguments, named, threads)
     if arguments.bandwidth:
         raise Mistake(f"{named} is known; drop --bandwidth")
     name, notes = names.slowest(named, several)
@@ -324,14 +338,24 @@ def _matching(pattern: str, known: KnownModels) -> list[str]:
         return []
 
 
-def _unknown(name: str, memory_gib: float, gb_per_s: float, kind: str | None, threads: int) -> Place:
-    """A machine of which only memory and bandwidth are known; `kind`: gpu or cpu, null: by the bandwidth."""
+def _unknown(arguments: argparse.Namespace, name: str, threads: int) -> Place:
+    """A machine of which only memory and bandwidth are known: a GPU or a CPU as requested, else by the
+    bandwidth."""
+    kind, gb_per_s = arguments.kind or (arguments.vendor and "gpu"), arguments.bandwidth
     is_gpu = kind == "gpu" if kind else gb_per_s * 1e9 >= GPU_BYTES_PER_S
     if kind is None:
         taken, other = ("GPU", "cpu") if is_gpu else ("CPU", "gpu")
         say(f"{name} is taken for a {taken}, by its bandwidth (if it is not: --kind {other})")
-    made = _cpu_of(name, memory_gib, gb_per_s)
-    return place_of(replace(made, compute_capability=(8, 6)) if is_gpu else made, name, threads)
+    unknown = _cpu_of(name, arguments.memory, gb_per_s)
+    if not is_gpu:
+        return place_of(unknown, name, threads)
+    if arguments.vendor in INTERFACES:
+        return replace(
+            place_of(replace(unknown, gpu_api=INTERFACES[arguments.vendor]), name, threads),
+            unified=arguments.vendor == "apple",
+        )
+    place = place_of(replace(unknown, compute_capability=(8, 6)), name, threads)
+    return replace(place, generation="", maker="NVIDIA" if arguments.vendor else "")
 
 
 def _cpu_of(name: str, memory_gib: float, gb_per_s: float) -> Machine:
@@ -367,20 +391,15 @@ def _limited(place: Place, memory_gib: float | None) -> Place:
 
 
 def known_models(arguments: argparse.Namespace, devices: Sequence[Place]) -> Known:
-    """The published study, public measurements, the user's own records and those given with --examples, to
-    predict for these devices; unreadable ones are named and passed over. Raises Mistake and ResultsError."""
+    """The user's own records and those given with --examples, to predict for these devices; unreadable ones
+    are named and ignored. Raises Mistake and ResultsError."""
     folder: Path = arguments.results
     if folder.exists() and not folder.is_dir():
         raise Mistake(f"{printable(str(folder))} is no folder of results")
-    published = [*records.records(data.results(STUDY), say)]
     mine = [*stored(folder)] if folder.is_dir() else []
     # This machine's own bandwidth is measured each time; a share of it must mean the same in all.
     bandwidths = {each.name: each.bytes_per_s for each in devices}
-    families = {each.device.family for each in devices}
-    public = [each for each in public_speeds.used(public_speeds.rows()) if each.device.family in families]
     found = [
-        *(examples.of_published(published) if "cuda" in families else ()),  # all on one card
-        *examples.of_public(public),
         *(_of_own(mine, bandwidths) if mine else ()),
         *(example for path in arguments.examples for example in _of_others(path)),
     ]
@@ -390,7 +409,7 @@ def known_models(arguments: argparse.Namespace, devices: Sequence[Place]) -> Kno
     for device, of_types in rates.items():
         found = examples.with_rates(found, device, of_types)
     scores = [each.record for each in mine if each.record["kind"] == "scored"]
-    return Known(found, quality_loss.published_quality(each.record for each in published), scores, rates)
+    return Known(found, quality_loss.published_quality(), scores, rates)
 
 
 def _of_own(mine: Sequence[Stored], bandwidths: Mapping[str, float] | None = None) -> list[Example]:

@@ -15,13 +15,14 @@ from typing_extensions import TypedDict
 
 from harness.analysis.columns import Cell as ColumnsCell
 from harness.analysis.quality import EQUAL_KLD
-from harness.base import data
-from harness.base.text import plural
+from harness.recommend import evidence
 from harness.recommend.candidates import FOLDER, Candidate
 from harness.recommend.commands import measured_name
+from harness.recommend.evidence import DECODE, how_far_off
 from harness.recommend.least_squares import Floats
 from harness.recommend.quality_loss import Quality
 from harness.recommend.speed import NORMAL_90, Predictor
+from harness.recommend.terms import family_name
 from harness.recommend.traits import Example, Range, Traits
 
 if TYPE_CHECKING:
@@ -115,22 +116,22 @@ def choices(
 
 
 def basis(candidate: Candidate, examples: Sequence[Example]) -> str:
-    """`measured`: this variant on this device; `calibrated`: others of its kind of stack there; `calibrated
-    elsewhere`: its kind of stack on another device of its kind; `theory`: none of these. Of a variant in two
-    memories, the weaker."""
+    """`measured`: this variant on the user's device; `calibrated`: others of its kind of stack there;
+    `calibrated elsewhere`: its kind of stack on others' devices of its family; `theory`: none of these. Of a
+    variant in two memories, the weaker."""
     return max((_basis(each, examples) for each in candidate.parts), key=BASES.index)
 
 
 def _basis(wanted: Traits, examples: Sequence[Example]) -> str:
-    alike = [each.traits for each in examples if each.at_ms and each.traits.family == wanted.family]
-    same_stack = [each for each in alike if each.group == wanted.group]
-    here = [each for each in same_stack if each.device == wanted.device]
+    timed = [each.traits for each in examples if each.at_ms and each.traits.engine == wanted.engine]
+    here = [each for each in timed if not each.setup and each.device == wanted.device]
     if any(_identity(each) == _identity(wanted) for each in here):
         return MEASURED
-    engines = {(each.device, each.engine) for each in alike}
-    if here or (wanted.device, wanted.engine) in engines:
+    if here:
         return CALIBRATED
-    return ELSEWHERE if any(engine == wanted.engine for _, engine in engines) else THEORY
+    family = family_name(wanted)
+    elsewhere = (family, DECODE) in evidence.table() or any(family_name(each) == family for each in timed)
+    return ELSEWHERE if elsewhere else THEORY
 
 
 def _identity(of: Traits) -> tuple[str | int, ...]:
@@ -293,38 +294,7 @@ def _merits(choice: Choice) -> tuple[float, ...]:
     return _pace(choice)[0], choice.candidate.bits, choice.candidate.keeps_cache
 
 
-# How far off predictions have been: of the published study, and of those that were measured here.
-
-ERRORS = "prediction_errors.csv"  # in harness/data, as benchmarks/predictions.py --store writes it
-# As benchmarks/predictions_here.py prints it.
-_CALIBRATED_CPU = (
-    "on one CPU, calibrated with three variants and the rate of each type, 5.6 to 5.9% in three runs (median "
-    "of 18; 13 to 21% without the rates); 13 to 17 of 18 lay in their interval"
-)
-
-
-FEW_ROWS, FEW_MACHINES = 5, 3  # of fewer, shares and medians say nothing
-
-
-def how_far_off(maker: str) -> str | None:
-    """How far off predictions of decode were on this maker's machines; null: nobody measured any."""
-    for row in data.rows(ERRORS):
-        if (row["maker"], row["phase"]) == (maker, "decode"):
-            machines = plural(int(row["machines"]), "machine")
-            of = f"{row['machines']} CPUs and boards" if maker == "CPU" else f"{machines} of {maker}"
-            if int(row["rows"]) < FEW_ROWS or int(row["machines"]) < FEW_MACHINES:
-                return (
-                    f"how far off: too few to say: others measured {plural(int(row['rows']), 'row')} on {of}."
-                )
-            return (
-                f"how far off: on {of} that others measured, each predicted without its own rows, "
-                f"{row['median']} (median of {plural(int(row['rows']), 'row')}); "
-                f"{row['within 25%']} within 25%, {row['in interval']} in their interval"
-                + (f"; {_CALIBRATED_CPU}" if maker == "CPU" else "")
-                + "."
-            )
-    return None
-
+# Outcomes: predictions that were measured later, stored with the records, and their errors so far.
 
 HEADING = "predictions"
 
@@ -336,16 +306,10 @@ def with_predictions(study: Study, folders: Iterable[Path]) -> Study:
         return study
 
     found = [sentence for folder in proved if (sentence := outcomes_so_far(folder))]
-    known = [
-        sentence
-        for row in data.rows(ERRORS)
-        if row["phase"] == "decode" and (sentence := how_far_off(row["maker"]))
-    ]
+    known = [how_far_off(family) for family, phase in evidence.table() if phase == DECODE]
     further = {**study.further_methods, HEADING: [*found, *known]}
     return replace(study, further_methods=further) if found else study
 
-
-# Outcomes: predictions that were measured later, stored with the records, and their errors so far.
 
 NAME = "outcomes.jsonl"  # in that folder of the results
 

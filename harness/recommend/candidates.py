@@ -28,6 +28,7 @@ from harness.theory.decoder import Decoder, lm_head_params
 from harness.theory.floors import MOVED_STATE, Demand, Reach
 from harness.theory.machines import Machine
 from harness.theory.memory import BITSANDBYTES, LLAMA_CPP, OF_MIXTURES, Engine, Placement, released_in
+from harness.theory.public_speeds import maker
 from harness.theory.rows import is_quantized
 from harness.theory.tensors import (
     FORMATS,
@@ -321,9 +322,9 @@ def given_rates(traits: Traits, rates: Rates) -> Traits:
 @dataclass(frozen=True)
 class Place:
     """Where a model would run. `bytes_per_s`: read bandwidth, `rates`: FLOP/s by whether weights are
-    quantized; null: unknown. `here`: the place is this machine. `host`: a GPU's host CPU and main memory,
-    which may hold layers; null: unknown. `generation`: of its chips. `unified`: a GPU and its CPU share the
-    memory."""
+    quantized; None: unknown. `here`: the place is this machine. `host`: a GPU's host CPU and main memory,
+    which may hold layers; None: unknown. `generation`: of its chips; `maker`: of these; empty: unknown.
+    `unified`: a GPU and its CPU share the memory."""
 
     device: Device
     name: str
@@ -333,6 +334,7 @@ class Place:
     here: bool = False
     host: Place | None = None
     generation: str = ""
+    maker: str = ""
     unified: bool = False
 
     @property
@@ -366,6 +368,7 @@ def place_of(machine: Machine, name: str, threads: int) -> Place:
     return Place(
         *(device, machine.name, bandwidth, rates, threads),
         generation=generation(machine),
+        maker=maker(machine),
         unified=machine.unified,
     )
 
@@ -610,6 +613,7 @@ def _traits(
         of_types=types,
         waits=waits(cell.header, group),
         generation=place.generation,
+        maker=place.maker,
         **kind_of_model(made, held.kv_bytes_per_token),
     )
 
@@ -658,7 +662,11 @@ def _in_two(
     on_gpu, on_cpu = sides
     longest = min(on_gpu.longest or 0, on_cpu.longest or 0)
     on_host = replace(
-        on_cpu.of(whole.traits), device=host.name, family=host.device.family, bytes_per_s=host.bytes_per_s
+        on_cpu.of(whole.traits),
+        device=host.name,
+        family=host.device.family,
+        maker=host.maker,
+        bytes_per_s=host.bytes_per_s,
     )
     if placement.n_cpu_moe:  # layers whose experts alone are there, and no cache
         on_host = replace(on_host, layers=placement.n_cpu_moe)

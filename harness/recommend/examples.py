@@ -13,14 +13,14 @@ from harness.analysis.columns import Cell, DepthsRow
 from harness.analysis.figures import BY_NAME
 from harness.recommend import candidates
 from harness.recommend.candidates import OfModel, Rates
-from harness.recommend.priors import OLDER, OLDER_YEAR, STUDY_LOOP
-from harness.recommend.traits import GGML, PUBLIC, PUBLISHED, Example, Traits
+from harness.recommend.terms import OLDER, OLDER_YEAR, STUDY_LOOP
+from harness.recommend.traits import GGML, Example, Traits
 from harness.records import ResultsError, Stored, prefill_series
 from harness.records.kinds import Record, loaded_of
 from harness.stacks.header import Header, references, stacks
 from harness.theory.decoder import dense
 from harness.theory.floors import MOVED_STATE
-from harness.theory.public_speeds import PublicSpeed
+from harness.theory.public_speeds import PublicSpeed, maker
 from harness.theory.rows import is_quantized
 from harness.theory.tensors import ALL_QUANTS
 
@@ -48,8 +48,8 @@ def of_published(published: Iterable[Stored]) -> list[Example]:
         last = workload["prompt_tokens"] + workload["new_tokens"]
         line = {1: B, last: B + (last - 1) / W}
         first = _first_token(stored) if traits.flops else {}
-        traits = replace(traits, setup=PUBLISHED, software=STUDY_LOOP)
-        found.append(Example(traits, line, (workload["prompt_tokens"] + 1, last), first, PUBLISHED))
+        traits = replace(traits, setup=STUDY_LOOP, software=STUDY_LOOP)
+        found.append(Example(traits, line, (workload["prompt_tokens"] + 1, last), first))
     return found
 
 
@@ -67,7 +67,7 @@ def of_public(rows: Iterable[PublicSpeed]) -> list[Example]:
             if (row.prompt_tokens and row.prompt_tok_s and traits.flops)
             else {}
         )
-        found.append(Example(traits, at_ms, (n, n), first, PUBLIC))
+        found.append(Example(traits, at_ms, (n, n), first))
     return found
 
 
@@ -104,6 +104,7 @@ def _traits_of_public(row: PublicSpeed) -> Traits:
         setup=_setup(row.source),
         software=OLDER if row.year and row.year <= OLDER_YEAR and engine == GGML else "",
         generation=candidates.generation(row.device),
+        maker=row.maker,
         **candidates.kind_of_model(row.made, needs.kv_bytes_per_token),
     )
 
@@ -188,6 +189,7 @@ def _traits(
         of_types=_of_types(record, quant, read),
         waits=candidates.waits(header, group),
         generation=candidates.generation(sheet) if sheet else "",
+        maker="CPU" if on_cpu else maker(sheet) if sheet else "NVIDIA",
         **model,
     )
 
@@ -245,9 +247,9 @@ def _of_cell(cell: Cell, stored: Stored, traits: Traits) -> Iterator[Example]:
     first = _first_token(stored) if traits.flops else {}
     at_ms, of_line = _decode(cell)
     if at_ms or first:
-        yield Example(traits, at_ms, of_line, first, "here", BY_NAME["joules_per_token"].number(cell))
+        yield Example(traits, at_ms, of_line, first, BY_NAME["joules_per_token"].number(cell))
     for at in (cell["depths"] or _NO_DEPTHS)["at"]:
-        yield Example(traits, {at["depth"] + 1: at["ms"]}, (at["depth"] + 1,) * 2, {}, "here")
+        yield Example(traits, {at["depth"] + 1: at["ms"]}, (at["depth"] + 1,) * 2, {})
 
 
 def _first_token(stored: Stored) -> dict[int, float]:

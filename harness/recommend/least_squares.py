@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,39 +17,30 @@ Floats = NDArray[np.float64]
 NORMAL = 2.385
 _WIDE = 20.0  # times as far: there, nothing is an outlier
 _MOST_STEPS = 200
-_ENOUGH = 1e-7  # decrease of the cost, as a share of it
+_ENOUGH = 1e-5  # decrease of the cost, as a share of it
 
 
 def fitted(
     residuals: Callable[[Floats], Floats],
     jacobian: Callable[[Floats], Floats],
     scales: Floats,
-    mean: Floats,
-    sd: Floats,
+    start: Floats,
+    is_near: bool = False,
 ) -> tuple[Floats, Floats]:
     """The values with the least sum of c^2 log(1 + (r / c)^2), and their covariance. Residuals r are in
-    standard deviations; `scales`: c of each, from which it counts less. The values' own deviations from their
-    priors are residuals too: `mean` and `sd` of each, its c is NORMAL.
+    standard deviations; `scales`: c of each, from which it counts less. The values are in standard deviations
+    of their priors, and so are residuals too, with the c NORMAL.
 
-    The sum has several minima, and a value far from the start would pass for an outlier. So a second search
-    begins where all nearly normal residuals count, and the lower minimum is taken.
+    The sum has several minima, and a value far from the start would pass for an outlier. So unless the start
+    is near, a second search begins where all nearly normal residuals count, and the lower minimum is taken.
     """
+    if is_near:
+        return _descended(residuals, jacobian, scales, NORMAL, start)[1:]
     wide = np.where(scales < NORMAL, scales, _WIDE * scales)
-    near = _descended(residuals, jacobian, wide, _Priors(mean, sd, _WIDE * NORMAL), mean)[1]
-    priors = _Priors(mean, sd, NORMAL)
-    found = [_descended(residuals, jacobian, scales, priors, each) for each in (mean, near)]
-    _, values, covariance = min(found, key=lambda each: each[0])
+    near = _descended(residuals, jacobian, wide, _WIDE * NORMAL, start)[1]
+    minima = [_descended(residuals, jacobian, scales, NORMAL, values) for values in (start, near)]
+    _, values, covariance = min(minima, key=lambda minimum: minimum[0])
     return values, covariance
-
-
-@dataclass(frozen=True)
-class _Priors:
-    mean: Floats
-    sd: Floats
-    scale: float
-
-    def off(self, values: Floats) -> Floats:
-        return (values - self.mean) / self.sd
 
 
 def _cost(off: Floats, scales: Floats | float) -> float:
@@ -65,23 +55,22 @@ def _descended(
     residuals: Callable[[Floats], Floats],
     jacobian: Callable[[Floats], Floats],
     scales: Floats,
-    priors: _Priors,
+    prior_scale: float,
     start: Floats,
 ) -> tuple[float, Floats, Floats]:
     """The least sum found, with its values and their covariance."""
     diagonal = np.diag_indices(len(start))
 
     def cost_of(values: Floats, off: Floats) -> float:
-        return _cost(off, scales) + _cost(priors.off(values), priors.scale)
+        return _cost(off, scales) + _cost(values, prior_scale)
 
     def normal_of(values: Floats, off: Floats) -> tuple[Floats, Floats]:
         """The matrix and the right-hand side of the weighted normal equations."""
-        slopes, weights, far = jacobian(values), _weights(off, scales), priors.off(values)
-        of_priors = _weights(far, priors.scale) / priors.sd
+        slopes, weights, of_priors = jacobian(values), _weights(off, scales), _weights(values, prior_scale)
         scaled = np.sqrt(weights)[:, None] * slopes  # BLAS computes half of a product with itself
         normal = scaled.T @ scaled
-        normal[diagonal] += of_priors / priors.sd
-        return normal, slopes.T @ (weights * off) + of_priors * far
+        normal[diagonal] += of_priors
+        return normal, slopes.T @ (weights * off) + of_priors * values
 
     values, damping = start, 1e-3
     off = residuals(values)

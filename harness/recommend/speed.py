@@ -1,29 +1,36 @@
-"""The speed of a cell, predicted from measured ones. Pure."""
+"""The speed of a cell, predicted from measured ones. Pure, but for the shipped numbers."""
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+from functools import cache
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from harness.base import data
+from harness.recommend import evidence
+from harness.recommend.evidence import DECODE, PROMPTS, UNKNOWN_SPREAD
 from harness.recommend.least_squares import Floats, fitted
-from harness.recommend.priors import (
+from harness.recommend.terms import (
     FIRST_TOKEN_SPREAD,
     PARAMETERS,
     Name,
     Prior,
+    family_name,
     far_of,
     fit_of,
+    is_of_machine,
     spread_of,
     terms_of,
 )
-from harness.recommend.traits import PUBLIC, Attention, Example, Range, Traits
+from harness.recommend.traits import Attention, Example, Range, Traits
 
-# Fit the cost of a decode step to measurements, and predict other variants with intervals. Pure.
+# Fit the cost of a decode step to measurements, and predict other variants with intervals.
 #
 # A step at position n takes
 #
@@ -31,11 +38,12 @@ from harness.recommend.traits import PUBLIC, Attention, Example, Range, Traits
 #
 # host: ms per layer in which PyTorch's Python code starts kernels, while the device works through them; the
 # slower of the two decides (p = 5 for a soft maximum; llama.cpp starts none, so host is 0). overhead: of a
-# step and of each layer on the device. e: the share of the bandwidth reached, by stack and type. s: of a
-# token in the cache: its bytes, each layer's heads, and a constant. All parameters are positive, so their
-# logarithms are fitted, each with a prior; those of a stack, type, device or model that were not measured
-# keep the prior's mean and spread (partial pooling). Intervals: Laplace's approximation around the fit,
-# plus the residuals' spread. Derivation and errors: docs/guide/recommend.md.
+# step and of each layer on the device. e: the share of the bandwidth reached, by backend and type. s: of a
+# token in the cache: its bytes, and each layer's heads. All parameters are positive, so their logarithms are
+# fitted, as sums of terms (terms.py). What others measured is fitted once and shipped: the terms of backends
+# and types, without those of single machines and sources, in which a user's machine differs from theirs.
+# The user's own measurements then move these terms, and those of the machine. Intervals: Laplace's
+# approximation around the fit, and the spread that is left. docs/concepts/predictions.md has more.
 
 
 Parameters = dict[str, Floats]
@@ -46,22 +54,47 @@ PLACES = 24  # positions at which a fitted line is compared
 NORMAL_90 = 1.645
 _LEAST_MS = 1e-6
 _STEP = 1e-4  # of a derivative
+SHIPPED = "speed_terms.json"  # in harness/data, as benchmarks/predictions.py --store writes it
 
 
-class _Terms:
-    """The terms in use with their priors, in the order of the fitted values."""
+@dataclass(frozen=True)
+class Terms:
+    """Fitted terms: their means, and the deviations that independent unknowns (columns) give them."""
 
-    def __init__(self) -> None:
-        self._places: dict[Name, int] = {}
-        self.mean: list[float] = []
-        self.sd: list[float] = []
+    names: tuple[Name, ...] = ()
+    mean: Floats = field(default_factory=lambda: np.zeros(0))
+    root: Floats = field(default_factory=lambda: np.zeros((0, 0)))
+
+    def of_kinds(self) -> Terms:
+        """Those that hold on any machine, with their covariance."""
+        kept = [i for i, name in enumerate(self.names) if not is_of_machine(name)]
+        covariance = (self.root @ self.root.T)[np.ix_(kept, kept)]
+        names = tuple(self.names[i] for i in kept)
+        return Terms(names, self.mean[kept], np.asarray(np.linalg.cholesky(covariance), float))
+
+
+class _Places:
+    """The place of each term in the fitted values: those of earlier fits first, then new ones by their
+    priors."""
+
+    def __init__(self, known: Terms) -> None:
+        self._known = known
+        self._places = {name: i for i, name in enumerate(known.names)}
+        self._priors: list[Prior] = []
 
     def place(self, name: Name, prior: Prior) -> int:
         if name not in self._places:
-            self._places[name] = len(self.mean)
-            self.mean.append(prior.mean)
-            self.sd.append(prior.sd)
+            self._places[name] = len(self._places)
+            self._priors.append(prior)
         return self._places[name]
+
+    def terms(self) -> Terms:
+        """All terms as they are known before a further fit."""
+        known, new = self._known, len(self._priors)
+        root = np.zeros((len(self._places), known.root.shape[1] + new))
+        root[: len(known.mean), : known.root.shape[1]] = known.root
+        root[len(known.mean) :, known.root.shape[1] :] = np.diag([each.sd for each in self._priors])
+        return Terms(tuple(self._places), np.append(known.mean, [each.mean for each in self._priors]), root)
 
 
 class _Sum(NamedTuple):
@@ -84,16 +117,16 @@ def _sum(rows: Sequence[Sequence[tuple[int, float]]]) -> _Sum:
 class _Rows:
     """Variants whose times are computed at once: the terms that each parameter sums, and fixed factors."""
 
-    def __init__(self, rows: Sequence[Traits], terms: _Terms) -> None:
+    def __init__(self, rows: Sequence[Traits], places: _Places) -> None:
         of_rows = {
             name: [
-                [(terms.place(of, prior), weight) for of, prior, weight in terms_of(name, traits)]
+                [(places.place(of, prior), weight) for of, prior, weight in terms_of(name, traits)]
                 for traits in rows
             ]
             for name in PARAMETERS
         }
-        self.sums = {name: _sum(places) for name, places in of_rows.items()}
-        self._has = {name: np.array([[bool(p)] for p in places]) for name, places in of_rows.items()}
+        self.sums = {name: _sum(of_parameter) for name, of_parameter in of_rows.items()}
+        self._has = {name: np.array([[bool(terms)] for terms in rows]) for name, rows in of_rows.items()}
         self._attention = Attention(rows)
         self._layers = _column(t.layers for t in rows)
         self._least_read_ms = _column(t.read_bytes / t.bytes_per_s * 1e3 for t in rows)
@@ -119,10 +152,9 @@ class _Rows:
 
         def ms(p: Parameters) -> Floats:
             device = p["step"] + p["layer"] * self._layers + self._read_ms / p["eff"]
-            cache = seen.kv_bytes * self._per_byte_ms * p["kv"]
-            cache = cache + (p["head"] * seen.heads + p["token"] * seen.tokens) * 1e-6
+            cache = seen.kv_bytes * self._per_byte_ms * p["kv"] + p["head"] * seen.heads * 1e-6
             overlapped, after = np.where(self._waits, 0.0, cache), np.where(self._waits, cache, 0.0)
-            return _slower(p["host"] * self._layers, device + overlapped) + after
+            return (_slower(p["host"] * self._layers, device + overlapped) + after) * p["all"]
 
         return ms
 
@@ -193,46 +225,79 @@ class Steps:
     unknowns: Floats
 
 
-class Predictor:
-    """Fitted to examples, by interface and engine, each when it is asked for. Variants that none of them
-    resembles are predicted from the priors."""
+@cache
+def shipped() -> Mapping[str, Terms]:
+    """The terms fitted to what others measured, by fit."""
+    return {
+        fit: Terms(
+            tuple(tuple(name) for name in stored["names"]),
+            np.array(stored["mean"]),
+            np.array([[*row, *[0.0] * (len(stored["mean"]) - len(row))] for row in stored["root"]]),
+        )
+        for fit, stored in json.loads((data.HERE / SHIPPED).read_text(encoding="utf-8")).items()
+    }
 
-    def __init__(self, examples: Sequence[Example]) -> None:
-        self._examples: dict[tuple[str, str], list[Example]] = {}
-        for each in examples:
-            self._examples.setdefault(fit_of(each.traits), []).append(each)
-        self._fits: dict[tuple[str, str], _Fit] = {}
+
+def stored(terms: Mapping[str, Terms]) -> str:
+    """The content of that file: of roots, which are triangular, the part that is not zero."""
+    content = {
+        fit: {
+            "names": of_fit.names,
+            "mean": [round(value, 4) for value in of_fit.mean.tolist()],
+            "root": [[round(v, 4) for v in row[: i + 1]] for i, row in enumerate(of_fit.root.tolist())],
+        }
+        for fit, of_fit in sorted(terms.items())
+    }
+    return json.dumps(content, separators=(",", ":")).replace('],"', '],\n"').replace("],[", "],\n[") + "\n"
+
+
+class Predictor:
+    """Predicts from the shipped terms, and from examples of the user's own machine or of others. `known`: the
+    terms that are known before (default: those shipped); `spreads`: of machines and sources that no fit saw,
+    by family and phase, beyond what the terms say (default: those shipped)."""
+
+    def __init__(
+        self,
+        examples: Sequence[Example] = (),
+        known: Mapping[str, Terms] | None = None,
+        spreads: Mapping[tuple[str, str], float] | None = None,
+    ) -> None:
+        of_fits: dict[str, list[Example]] = {}
+        for example in examples:
+            of_fits.setdefault(fit_of(example.traits), []).append(example)
+        self.terms = dict(shipped() if known is None else known)
+        for fit, of_fit in of_fits.items():
+            self.terms[fit] = fitted_terms(of_fit, self.terms.get(fit, Terms()))
+        self._spreads = evidence.spreads() if spreads is None else spreads
+        names = [name for terms in self.terms.values() for name in terms.names if is_of_machine(name)]
+        self._devices = {device for _, _, device, *_ in names}
+        self._own = {(each.traits.device, each.traits.engine) for each in examples if not each.traits.setup}
 
     def latency_ms(self, rows: Sequence[Traits], n: int) -> list[Range]:
         """Predict each variant's decode step at position n."""
-        return self.steps([[each] for each in rows], n).ranges
-
-    def tokens_per_s(self, rows: Sequence[Traits], n: int) -> list[Range]:
-        return [each.inverted(1e3) for each in self.latency_ms(rows, n)]
+        return self.steps([[traits] for traits in rows], n).ranges
 
     def steps(self, parts: Sequence[Sequence[Traits]], n: int) -> Steps:
         """Predict decode steps at position n, whose parts take turns."""
         return self._predicted(parts, n, is_prompt=False)
 
     def first_token_ms(self, rows: Sequence[Traits], tokens: int) -> list[Range | None]:
-        """Predict TTFT for a length of prompt; null where the device's rate is unknown."""
+        """Predict TTFT for a length of prompt; None where the device's rate is unknown."""
         known = [[traits] for traits in rows if traits.flops]
-        found = iter(self._predicted(known, tokens, is_prompt=True).ranges)
-        return [next(found) if traits.flops else None for traits in rows]
+        ranges = iter(self._predicted(known, tokens, is_prompt=True).ranges)
+        return [next(ranges) if traits.flops else None for traits in rows]
 
     def _predicted(self, parts: Sequence[Sequence[Traits]], n: int, is_prompt: bool) -> Steps:
         """Predict times, none of which ends before memory can be read."""
-        rows = [(i, each) for i, of_step in enumerate(parts) for each in of_step]
-        by_fit: dict[tuple[str, str], list[tuple[int, Traits]]] = {}
-        for i, each in rows:
-            by_fit.setdefault(fit_of(each), []).append((i, each))
+        by_fit: dict[str, list[tuple[int, Traits]]] = {}
+        for i, of_step in enumerate(parts):
+            for traits in of_step:
+                by_fit.setdefault(fit_of(traits), []).append((i, traits))
         value, least = np.zeros(len(parts)), np.zeros(len(parts))
         blocks = []
-        for key, found in by_fit.items():
-            if key not in self._fits:
-                self._fits[key] = _Fit(self._examples.get(key, ()))
-            ms, least_ms, unknowns = self._fits[key].times([each for _, each in found], n, is_prompt)
-            places = [i for i, _ in found]
+        for fit, of_fit in by_fit.items():
+            ms, least_ms, unknowns = self._times(fit, [traits for _, traits in of_fit], n, is_prompt)
+            places = [i for i, _ in of_fit]
             np.add.at(value, places, ms)
             np.add.at(least, places, least_ms)
             block = np.zeros((len(parts), unknowns.shape[1]))
@@ -243,69 +308,84 @@ class Predictor:
         ends = zip(value, np.maximum(value / factor, least), value * factor, strict=True)
         return Steps([Range(*map(float, each)) for each in ends], unknowns)
 
-
-class _Fit:
-    """The fit to examples of one interface and engine."""
-
-    def __init__(self, examples: Sequence[Example]) -> None:
-        self._terms = _Terms()
-        self._theta: Floats = np.empty(0)
-        self._root: Floats = np.empty((0, 0))  # Cholesky's, of the covariance
-        self._setups = {(each.traits.device, each.traits.setup) for each in examples}
-        if examples:
-            self._fit(examples)
-
-    def _is_calibrated(self, traits: Traits) -> bool:
-        return (traits.device, traits.setup) in self._setups
-
-    def times(self, rows: Sequence[Traits], n: int, is_prompt: bool) -> tuple[Floats, Floats, Floats]:
+    def _times(
+        self, fit: str, rows: Sequence[Traits], n: int, is_prompt: bool
+    ) -> tuple[Floats, Floats, Floats]:
         """Times in ms, the least possible ones, and the deviations of their logarithms by each unknown."""
-        of_rows, at = _Rows(rows, self._terms), np.full((len(rows), 1), float(n))
-        known = len(self._theta)  # terms that came after the fit are at their priors
-        theta = np.append(self._theta, self._terms.mean[known:])
-        p, ms = of_rows.parameters(theta), of_rows.prompts(at) if is_prompt else of_rows.steps(at)
+        places, at = _Places(self.terms.get(fit, Terms())), np.full((len(rows), 1), float(n))
+        of_rows = _Rows([self._as_known(traits) for traits in rows], places)
+        terms = places.terms()
+        p, ms = of_rows.parameters(terms.mean), of_rows.prompts(at) if is_prompt else of_rows.steps(at)
 
         def log_ms(moved: Parameters) -> Floats:
             return np.asarray(np.log(ms(moved)[:, 0]))
 
-        spreads = [FIRST_TOKEN_SPREAD if is_prompt else spread_of(t, self._is_calibrated(t)) for t in rows]
-        slopes = _slopes(log_ms, p, of_rows.sums, len(theta))
-        shared = slopes[:, :known] @ self._root, slopes[:, known:] * self._terms.sd[known:]
+        slopes = _slopes(log_ms, p, of_rows.sums, len(terms.mean))
         least = of_rows.least_ms(np.ones_like(at) if is_prompt else at)[:, 0]
-        return np.maximum(np.exp(log_ms(p)), least), least, np.hstack([*shared, np.diag(spreads)])
+        unknowns = np.hstack([slopes @ terms.root, *self._spread(rows, is_prompt)])
+        return np.maximum(np.exp(log_ms(p)), least), least, unknowns
 
-    def _fit(self, examples: Sequence[Example]) -> None:
-        rows = _Rows([example.traits for example in examples], self._terms)
-        mean, sd = np.array(self._terms.mean), np.array(self._terms.sd)
-        ends = np.array([example.of_line for example in examples], float)
-        n = ends[:, :1] + (ends[:, 1:] - ends[:, :1]) * np.linspace(0, 1, PLACES)
-        which, weights, measured = _observed(examples, n)
-        prompts = [(i, p, ms) for i, e in enumerate(examples) for p, ms in e.first_tokens.items()]
-        of_prompt = np.array([i for i, _, _ in prompts], int)
-        lengths = np.ones((len(examples), 1))
-        lengths[of_prompt, 0] = [p for _, p, _ in prompts]
-        picked = [*which, *of_prompt]
-        sums = {name: _Sum(each.places[picked], each.weights[picked]) for name, each in rows.sums.items()}
-        logs = np.log(np.concatenate([measured, [ms for *_, ms in prompts]]))
-        of_steps = [spread_of(examples[i].traits, examples[i].source != PUBLIC) for i in which]
-        spreads = np.array([*of_steps, *[FIRST_TOKEN_SPREAD] * len(prompts)])
-        steps, firsts = rows.steps(n), rows.prompts(lengths)
+    def _as_known(self, traits: Traits) -> Traits:
+        """The traits without a device of which nothing is known, so that few terms serve many machines."""
+        return traits if traits.device in self._devices else replace(traits, device="")
 
-        def log_ms(p: Parameters) -> Floats:
-            line = (steps(p)[which] * weights).sum(axis=1)
-            first = firsts(p)[of_prompt, 0]
-            return np.asarray(np.log(np.maximum(np.concatenate([line, first]), _LEAST_MS)))
+    def _spread(self, rows: Sequence[Traits], is_prompt: bool) -> tuple[Floats, Floats]:
+        """The deviations that each row has for itself, and those that the rows of a device share (of several
+        devices, no comparison asks)."""
+        alone, shared = np.zeros(len(rows)), np.zeros((len(rows), 1))
+        for i, traits in enumerate(rows):
+            is_own = (traits.device, traits.engine) in self._own and not traits.setup
+            alone[i] = FIRST_TOKEN_SPREAD if is_prompt else spread_of(traits, is_own)
+            if not is_own:
+                key = family_name(traits), PROMPTS if is_prompt else DECODE
+                shared[i] = self._spreads.get(key, UNKNOWN_SPREAD[key[1]])
+        return np.diag(alone), shared
 
-        def residuals(theta: Floats) -> Floats:
-            return np.asarray((log_ms(rows.parameters(theta)) - logs) / spreads)
 
-        def jacobian(theta: Floats) -> Floats:
-            by_term = _slopes(log_ms, rows.parameters(theta), sums, len(mean))
-            return np.asarray(by_term / spreads[:, None])
+def fitted_terms(examples: Sequence[Example], known: Terms, near: Terms | None = None) -> Terms:
+    """Fit the terms of one fit to its examples, from what is known of them before. `near`: terms fitted to
+    almost the same examples, where the search begins."""
+    places = _Places(known)
+    rows = _Rows([example.traits for example in examples], places)
+    before = places.terms()
+    ends = np.array([example.of_line for example in examples], float)
+    n = ends[:, :1] + (ends[:, 1:] - ends[:, :1]) * np.linspace(0, 1, PLACES)
+    which, weights, measured = _observed(examples, n)
+    prompts = [(i, p, ms) for i, e in enumerate(examples) for p, ms in e.first_tokens.items()]
+    of_prompt = np.array([i for i, _, _ in prompts], int)
+    lengths = np.ones((len(examples), 1))
+    lengths[of_prompt, 0] = [p for _, p, _ in prompts]
+    picked = [*which, *of_prompt]
+    sums = {name: _Sum(terms.places[picked], terms.weights[picked]) for name, terms in rows.sums.items()}
+    logs = np.log(np.concatenate([measured, [ms for *_, ms in prompts]]))
+    of_steps = [spread_of(examples[i].traits, not examples[i].traits.setup) for i in which]
+    spreads = np.array([*of_steps, *[FIRST_TOKEN_SPREAD] * len(prompts)])
+    steps, firsts = rows.steps(n), rows.prompts(lengths)
 
-        scales = np.array([far_of(examples[i].traits) for i in picked])
-        self._theta, covariance = fitted(residuals, jacobian, scales, mean, sd)
-        self._root = np.asarray(np.linalg.cholesky(covariance), float)
+    def log_ms(p: Parameters) -> Floats:
+        line = (steps(p)[which] * weights).sum(axis=1)
+        first = firsts(p)[of_prompt, 0]
+        return np.asarray(np.log(np.maximum(np.concatenate([line, first]), _LEAST_MS)))
+
+    def values(unknowns: Floats) -> Floats:
+        return np.asarray(before.mean + before.root @ unknowns)
+
+    def residuals(unknowns: Floats) -> Floats:
+        return np.asarray((log_ms(rows.parameters(values(unknowns))) - logs) / spreads)
+
+    def jacobian(unknowns: Floats) -> Floats:
+        slopes = _slopes(log_ms, rows.parameters(values(unknowns)), sums, len(before.mean))
+        return np.asarray(slopes @ before.root / spreads[:, None])
+
+    scales = np.array([far_of(examples[i].traits) for i in picked])
+    start: Floats = np.zeros(before.root.shape[1])
+    if near:
+        found = dict(zip(near.names, near.mean, strict=True))
+        means = [found.get(name, mean) for name, mean in zip(before.names, before.mean, strict=True)]
+        start = np.asarray(np.linalg.solve(before.root, np.array(means) - before.mean), float)
+    unknowns, covariance = fitted(residuals, jacobian, scales, start, is_near=near is not None)
+    root = before.root @ np.linalg.cholesky(covariance)
+    return Terms(before.names, values(unknowns), np.asarray(root, float))
 
 
 def read_s(parts: Iterable[tuple[float, float]]) -> float:

@@ -9,15 +9,16 @@ from operator import itemgetter
 
 from harness.analysis.quality import EQUAL_KLD
 from harness.analysis.speculation import speed_up
-from harness.recommend import answer, commands
-from harness.recommend.answer import LEAST_BITS, SHORT_PROMPT, THEORY, Choice, Ranked
+from harness.recommend import commands, evidence
+from harness.recommend.answer import CALIBRATED, LEAST_BITS, MEASURED, SHORT_PROMPT, THEORY, Choice, Ranked
 from harness.recommend.candidates import Candidate, Place
 from harness.recommend.commands import Source
-from harness.recommend.priors import maker_of
+from harness.recommend.evidence import DECODE, Evidence, how_far_off
 from harness.recommend.quality_loss import HERE, PERPLEXITY_NOISE
 from harness.recommend.questions import PULLS_SOURCE, SMALL_KV, Found
 from harness.recommend.speed import read_s
-from harness.recommend.traits import DENSE, EXPERTS, GGML, PUBLIC, PUBLISHED, Example, Range
+from harness.recommend.terms import family_name
+from harness.recommend.traits import DENSE, EXPERTS, GGML, Example, Range, Traits
 from harness.report.text_table import NONE, Table, explained, say, wrapped
 from harness.report.theory_text import short
 from harness.theory import names
@@ -216,9 +217,10 @@ def show_notes(
     }
     lines = [explained(shown, meanings)]
     bases = {each.choice.basis for each in ranking}
-    kind = next((each.choice.candidate.traits.kind for each in ranking), DENSE)
-    alike = {each.traits.kind for each in examples if each.traits.family == place.device.family}
-    if kind not in (DENSE, *alike):
+    first = ranking[0].choice.candidate.traits if ranking else None
+    kind, measured = (first.kind, _evidence(first)) if first else (DENSE, None)
+    of_own = {each.traits.kind for each in examples if each.traits.device == place.name}
+    if kind not in (DENSE, *(measured.kinds if measured else ()), *of_own):
         name = "a mixture of experts" if kind == EXPERTS else "a model with states"
         lines.append(
             f"only dense models were measured: what {name} costs besides its bytes is a guess, and the "
@@ -230,13 +232,12 @@ def show_notes(
             "of as few layers as need be are on the CPU, all else is on the GPU. Each side takes its time "
             "after the other. GB: on the GPU + in main memory. Of such a variant no TTFT is predicted."
         )
-    if ranking and not any(each.traits.device == place.name and each.at_ms for each in examples):
-        maker = maker_of(ranking[0].choice.candidate.traits)
-        lines.append(_elsewhere(bases, [each for each in examples if maker_of(each.traits) == maker], place))
-    if ranking and (far := _extrapolated(ranking, examples, place.device.family)):
+    if first and not bases & {MEASURED, CALIBRATED}:
+        lines.append(_elsewhere(bases, measured, place))
+    if first and (far := _extrapolated(first, measured, examples)):
         lines.append(far)
-    elif ranking and (sentence := answer.how_far_off(maker_of(ranking[0].choice.candidate.traits))):
-        lines.append(sentence)
+    elif first:
+        lines.append(how_far_off(family_name(first)))
     if place.here and ranking and (gain := guessing_gain(ranking[0].choice.candidate)):
         lines.append(gain)
     lines += [so_far] if so_far else []
@@ -264,35 +265,32 @@ def guessing_gain(candidate: Candidate) -> str | None:
     )
 
 
-def _elsewhere(bases: Set[str], examples: Sequence[Example], place: Place) -> str:
-    """Name the evidence, of this maker's machines, where no decode was measured on the machine."""
-    alike = [each for each in examples if each.at_ms]
-    machines = {each.traits.device for each in alike if each.source == PUBLIC}
-    devices = dict.fromkeys(
-        f"{'the published study' if each.source == PUBLISHED else 'measurements'} of {each.traits.device}"
-        for each in alike
-        if each.source != PUBLIC
-    )
-    devices |= {f"public measurements of {len(machines)} machines": None} if machines else {}
+def _evidence(traits: Traits) -> Evidence | None:
+    return evidence.table().get((family_name(traits), DECODE))
+
+
+def _elsewhere(bases: Set[str], measured: Evidence | None, place: Place) -> str:
+    """Name the evidence where no decode was measured on the machine."""
     rests = "theory alone, the bytes that a step reads at this bandwidth"
-    if bases != {THEORY} and devices:
-        rests = f"{' and '.join(devices)}, carried over by bandwidth"
+    if bases != {THEORY} and measured:
+        rests = f"others' measurements of {measured.of_whom}, carried over by bandwidth"
         rests += ", and rows of theory on that alone" * (THEORY in bases)
     where = "this machine" if place.here else place.name
     hint = "; --calibrate measures it, --prove 3 the first three" * place.here
-    return f"no decode was measured on {where}: these figures rest on {rests}{hint}."
+    return f"no decode was measured on {where} here: these figures rest on {rests}{hint}."
 
 
-def _extrapolated(ranking: Sequence[Ranked], examples: Sequence[Example], family: str) -> str | None:
-    """A sentence where the first variant reads far less or more in a step than all that was measured."""
-    sizes = [each.traits.read_bytes for each in examples if each.traits.family == family]
-    mine = ranking[0].choice.candidate.traits.read_bytes
+def _extrapolated(first: Traits, measured: Evidence | None, examples: Sequence[Example]) -> str | None:
+    """A sentence where a variant reads far less or more in a step than all that was measured."""
+    sizes = [each.traits.read_bytes for each in examples if each.traits.device == first.device]
+    sizes += [measured.least_bytes, measured.most_bytes] if measured else []
+    mine = first.read_bytes
     if not sizes or min(sizes) / FAR <= mine <= max(sizes) * FAR:
         return None
-    less, measured = ("less", min(sizes)) if mine < min(sizes) else ("more", max(sizes))
+    less, size = ("less", min(sizes)) if mine < min(sizes) else ("more", max(sizes))
     return (
         f"a step reads {mine / 1e6:,.0f} MB, far {less} than any that was measured "
-        f"({measured / 1e6:,.0f} MB): these speeds are extrapolated, and their intervals do not count that."
+        f"({size / 1e6:,.0f} MB): these speeds are extrapolated, and their intervals do not count that."
     )
 
 
@@ -338,8 +336,8 @@ def show_found(
             f"{split.available_bytes / 1e9:.0f} GB at {split.traits.bytes_per_s / 1e9:,.0f} GB/s; all else "
             "is on the GPU. Of such a variant no TTFT is predicted."
         )
-    makers = dict.fromkeys(maker_of(each.choice.candidate.traits) for each in found)
-    errors = [sentence for maker in makers if (sentence := answer.how_far_off(maker))]
+    families = dict.fromkeys(family_name(each.choice.candidate.traits) for each in found)
+    errors = [how_far_off(family) for family in families]
     print("\n" + "\n".join(map(wrapped, (*marks, *notes, explained(shown, meanings), *errors))))
 
 

@@ -36,7 +36,8 @@ class Traits:
     seconds of a step by the rates measured of each type; null: not measured. `waits`: a matrix product waits
     for the device, so that attention adds to the host's time.
     `setup`: whose machine of this kind; empty: the user's. `software`: a version with costs of its own;
-    empty: today's. `generation`: of a maker's chips; empty: unknown.
+    empty: today's. `generation`: of a maker's chips; empty: unknown. `maker`: of the GPU, or CPU; empty:
+    unknown.
     """
 
     group: str
@@ -63,24 +64,21 @@ class Traits:
     setup: str = ""
     software: str = ""
     generation: str = ""
-
-
-PUBLISHED, PUBLIC = "published", "public"  # sources of an example that was not measured here
+    maker: str = ""
 
 
 @dataclass(frozen=True)
 class Example:
     """A measured variant: latency in ms at positions, on the line fitted over the positions `of_line`.
 
-    `first_tokens`: ms of a prompt by its length, where a prompt long enough was timed. `source`: whose.
-    `joules_per_token`: of the decode, where a counter was read.
+    `first_tokens`: ms of a prompt by its length, where a prompt long enough was timed. `joules_per_token`: of
+    the decode, where a counter was read.
     """
 
     traits: Traits
     at_ms: Mapping[int, float]
     of_line: tuple[int, int]
     first_tokens: Mapping[int, float]
-    source: str
     joules_per_token: float | None = None
 
 
@@ -107,11 +105,10 @@ class Range:
 
 class Seen(NamedTuple):
     """The attention of steps, in arrays of (rows, positions). `kv_bytes`: read. `heads`: query heads of all
-    layers, times the tokens that each attends to. `tokens`: the most that any layer attends to."""
+    layers, times the tokens that each attends to."""
 
     kv_bytes: Floats
     heads: Floats
-    tokens: Floats
 
 
 class Attention:
@@ -131,9 +128,7 @@ class Attention:
     def at(self, n: Floats) -> Seen:
         """The attention of steps at positions `n`."""
         tokens = self._attended(n[..., None])
-        return Seen(
-            (tokens * self._kv_bytes).sum(axis=-1), (tokens * self._heads).sum(axis=-1), tokens.max(axis=-1)
-        )
+        return Seen((tokens * self._kv_bytes).sum(axis=-1), (tokens * self._heads).sum(axis=-1))
 
     def pair_flops(self, tokens: Floats) -> Floats:
         """FLOP of attention in prompts of so many tokens, over all pairs of a query and a token."""

@@ -1,0 +1,106 @@
+"""What others measured, by family of machines: how much, and how far off predictions were.
+
+A family is a maker's GPUs, or CPUs. benchmarks/predictions.py --store writes the table: each machine was
+predicted without its own rows and without all rows of the same source.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+
+from harness.base import data
+from harness.base.text import plural
+
+ERRORS = "prediction_errors.csv"  # in harness/data
+DECODE, PROMPTS = "decode", "prompts"
+UNKNOWN = "unknown"  # the family of a GPU whose maker is not known
+FEW_ROWS, FEW_MACHINES, FEW_SOURCES = 5, 3, 3  # of fewer, shares and medians say nothing
+# The spread of a family that nobody measured, as a logarithm, beyond that of its unknown kernels.
+UNKNOWN_SPREAD = {DECODE: 0.3, PROMPTS: 0.6}
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """A row of the table. `kinds`: of layers that were measured; `least_bytes`, `most_bytes`: read in a step
+    of them. `spread`: of the logarithm of times, beyond what the fitted terms say. `median`: error;
+    `width`: of intervals, high over low."""
+
+    family: str
+    phase: str
+    machines: int
+    sources: int
+    rows: int
+    spread: float
+    median: float
+    within_25: float
+    inside: float
+    width: float
+    least_bytes: float
+    most_bytes: float
+    kinds: tuple[str, ...]
+
+    @property
+    def is_few(self) -> bool:
+        return self.rows < FEW_ROWS or self.machines < FEW_MACHINES or self.sources < FEW_SOURCES
+
+    @property
+    def of_whom(self) -> str:
+        machines = plural(self.machines, "machine")
+        return f"{self.machines} CPUs and boards" if self.family == "CPU" else f"{machines} of {self.family}"
+
+
+@cache
+def table() -> Mapping[tuple[str, str], Evidence]:
+    """By family and phase."""
+    rows = [
+        Evidence(
+            family=row["family"],
+            phase=row["phase"],
+            machines=int(row["machines"]),
+            sources=int(row["sources"]),
+            rows=int(row["rows"]),
+            spread=float(row["spread"]),
+            median=float(row["median"]),
+            within_25=float(row["within_25"]),
+            inside=float(row["inside"]),
+            width=float(row["width"]),
+            least_bytes=float(row["least_bytes"]),
+            most_bytes=float(row["most_bytes"]),
+            kinds=tuple(row["kinds"].split()),
+        )
+        for row in data.rows(ERRORS)
+    ]
+    return {(row.family, row.phase): row for row in rows}
+
+
+def spreads() -> Mapping[tuple[str, str], float]:
+    return {key: row.spread for key, row in table().items()}
+
+
+# As benchmarks/predictions_here.py prints it.
+_CALIBRATED_CPU = (
+    "on one CPU, calibrated with three variants and the rate of each type, 5.6 to 5.9% in three runs (median "
+    "of 18; 13 to 21% without the rates); 13 to 17 of 18 lay in their interval"
+)
+
+
+def how_far_off(family: str) -> str:
+    """How far off predictions of decode were on this family's machines."""
+    row = table().get((family, DECODE))
+    if row is None:
+        of = "a GPU of an unknown maker (--vendor)" if family == UNKNOWN else f"machines of {family}"
+        return f"how far off: unknown for {of}, so the intervals are wide."
+    if row.is_few:
+        return (
+            f"how far off: too few to say: others measured {plural(row.rows, 'row')} on {row.of_whom}, so"
+            " the intervals are wide."
+        )
+    return (
+        f"how far off: on {row.of_whom} that others measured, each predicted without its own rows and those"
+        f" of the same source, {row.median:.1%} (median of {plural(row.rows, 'row')}, large sources counted"
+        f" less); {row.within_25:.0%} within 25%, {row.inside:.0%} in their interval"
+        + (f"; {_CALIBRATED_CPU}" if family == "CPU" else "")
+        + "."
+    )

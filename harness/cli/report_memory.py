@@ -33,11 +33,12 @@ def run(folder: Path, as_json: bool, wide: bool) -> int:
 
 
 def _print_memory(rows: Sequence[Attribution], wide: bool) -> None:
-    kv = ["KV B/token", "by theory"]
+    kv = ["KV B/token", "KV B/token by theory"]
     headings = ["cell", "file", "total", *PARTS, "unattributed", *kv]
     lines = [line for row in rows for line in _lines(row)]
-    Table(headings, lines, [False] + [True] * (len(headings) - 1)).show(wide)
-    note("sizes in MB (1e6 bytes); unattributed: total minus the parts, in % of the total")
+    shown = Table(headings, lines, [False] + [True] * (len(headings) - 1)).show(wide)
+    explained = "; unattributed: total minus the parts, in % of the total" * ("unattributed" in shown)
+    note(f"sizes in MB (1e6 bytes){explained}")
     if any(at and at["by_difference"] for row in rows for at in (row["loaded"], row["peak"])):
         note("~: inferred: total minus the reported parts; unattributed is then unknown")
 

@@ -22,6 +22,8 @@ from harness.dataset.sql import Answer, QueryError
 from harness.records.files import write_output
 from harness.report.text_table import Table
 
+NAMED = 10  # columns at most that a query names one by one, and that are shown though lines get long
+
 
 def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("query", help=f"one SELECT from {', '.join(sql.TABLES)} (docs/guide/sql.md)")
@@ -67,7 +69,7 @@ def run(arguments: argparse.Namespace) -> int:
         for piece in pieces:
             print(piece, end="")
     else:
-        Table(names, lines).show(arguments.wide)
+        Table(names, lines).show(arguments.wide or len(names) <= NAMED)
     return OK
 
 

@@ -145,6 +145,8 @@ def _bundle(arguments: argparse.Namespace) -> int:
     verification = verify(target)
     for reason in verification.reasons[:SHOWN]:
         say(f"harness share --verify would refuse it: {reason.line}")
+    if (others := len(verification.reasons) - SHOWN) > 0:
+        say(f"harness share --verify has {plural(others, 'more reason')}")
     return OK if verification.accepted else NOT_OK
 
 

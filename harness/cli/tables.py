@@ -80,10 +80,9 @@ def cells_blocks(study: Study) -> Iterator[Block]:
 
 
 def tables_of_workloads(rows: Sequence[Cell]) -> Iterator[Table]:
-    """One of decodes, and one for each other kind of workload, as far as they have a row; with no row at all,
-    that of decodes."""
+    """One of decodes, and one for each other kind of workload, as far as they have a row."""
     decodes, others = with_prompts(rows)
-    if decodes or not rows:
+    if decodes:
         yield tables.cells(decodes)
     if swept := [row for row in others if timed(row) == prefill.KIND]:
         yield tables.in_terminal((*prefill.SHORT, tables.STATUS), prefill.shown(swept))

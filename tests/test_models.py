@@ -49,15 +49,13 @@ def test_a_header_says_what_the_gguf_library_wrote(small):
     assert header.has_vocabulary
     assert header.metadata["tokenizer.ggml.tokens"] == 1000
     assert header.attention() == {"layers": 3, "kv_heads": 2, "head_dim": 16}
-    assert header.weights() == {
+    assert locate.local(small).sizes == {
         "model_bytes": 32 * 64 * 2 + 64 * 4,
         "parameters": 32 * 64 + 64,
         "bytes_by_type": {"f16": 4096, "f32": 256},
         "input_embedding_bytes": 4096,
         "tied": True,
     }
-    theirs = gguf.GGUFReader(small).tensors[-1]
-    assert header.end == theirs.data_offset + theirs.n_bytes
 
 
 @given(st.data())
@@ -274,7 +272,6 @@ def test_a_header_with_bytes_flipped_is_read_or_refused_and_nothing_else(small, 
     except GgufError:
         assert damage != [(0, b"G")]
         return
-    header.weights()
     header.attention()
 
 

@@ -15,7 +15,7 @@ from harness import config
 from harness.campaign.prepare import Preparation
 from harness.campaign.repeat import NotReady
 from harness.config import Model, Weights, plan
-from harness.models import check, checkpoint, locate, make
+from harness.models import check, locate, make
 from harness.models.config_json import PACKING_FILES
 from harness.models.locate import WeightsError
 from harness.theory import decoder
@@ -384,7 +384,7 @@ def test_a_synthetic_checkpoint_at_a_path_is_packed_too(tmp_path, hf_interpreter
     asked = cell("gptq", folder)
     assert preparation.weights(asked) == made
     assert preparation.fingerprint(asked) == f"{given.fingerprint}-{made.path.parent.name}-gptq-int4"
-    assert checkpoint.read(made.path).decoder == SHAPES["tiny-qwen2"]
+    assert locate.read(made.path).decoder == SHAPES["tiny-qwen2"]
 
 
 @pytest.mark.parametrize(("hidden", "ffn", "group_size"), [(256, 512, 128), (320, 512, 64), (256, 480, 32)])
@@ -407,7 +407,7 @@ def test_synth_packs_and_says_the_exact_sizes(harness, hf_interpreter):
     expected = packed_bytes(of_shape(TINY), Packing("gptq", 8))
     assert (row["format"], row["quant"], row["bytes_by_type"]) == ("hf", "gptq-int8", expected)
     assert row["bpw"] == 8 * sum(expected.values()) / decoder.parameters(TINY)
-    stored = checkpoint.read(Path(row["path"]))
+    stored = locate.read(Path(row["path"]))
     assert sum(tensor.bytes for tensor in stored.tensors) == row["model_bytes"]
     assert harness(*asked).out.strip() == row["path"]
 

@@ -26,6 +26,7 @@ from harness.config.plan import Cell
 from harness.models import check, engine_files, locate, make, served
 from harness.models.config_json import CONFIG
 from harness.models.engine_files import EngineFiles
+from harness.models.fingerprints import TOKENIZER
 from harness.models.hub import from_hub
 from harness.models.layout import Layout
 from harness.models.locate import NotDequantized, Ready, WeightsError, WeightsRefused, WeightsUnavailable
@@ -549,7 +550,7 @@ def _tokenizer_of(cell: Cell) -> Path | None:
     """The tokenizer of the local checkpoint that the config names besides the cell's own weights; null:
     none."""
     checkpoint = cell.model.of_format.get("hf")
-    path = checkpoint and checkpoint.path and Path(checkpoint.path) / locate.TOKENIZER
+    path = checkpoint and checkpoint.path and Path(checkpoint.path) / TOKENIZER
     return path if path and path.is_file() else None
 
 

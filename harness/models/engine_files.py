@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from harness.base.files import cache_folder, drop
-from harness.models.file_samples import sampled
-from harness.models.locate import digest
+from harness.models.fingerprints import digest, sampled
 from harness.stacks.header import Header, Options, runners_folder
 
 MANIFEST = "harness-manifest.json"

@@ -6,6 +6,7 @@ import difflib
 import math
 import re
 from collections import defaultdict
+from collections.abc import Iterable
 from pathlib import Path
 
 from harness.base import bounds
@@ -13,6 +14,7 @@ from harness.models import gguf, not_a_model
 from harness.models.gguf import GgufError, GgufHeader
 from harness.theory.decoder import Cache, Decoder, Layer, Piece, dense, in_runs
 from harness.theory.hf_config import shown
+from harness.theory.tensors import of_shape
 
 # A dense Llama-like model from a GGUF header, checked against its tensors.
 
@@ -21,7 +23,6 @@ from harness.theory.hf_config import shown
 DENSE = ("llama", "qwen2", "qwen3")
 _LINEAR = ("attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down")
 _LONGEST_CONTEXT = 1 << 31
-_MATRIX = re.compile(r"blk\.[0-9]+\.[a-z_]+\.weight")
 
 
 class Contradiction(ValueError):
@@ -38,14 +39,14 @@ def dense_of(header: GgufHeader) -> Decoder | None:
     if len(embedding) != 2:
         return None
     counts = ("block_count", "feed_forward_length", "attention.head_count", "embedding_length")
-    if any(f"{header.architecture}.{key}" in header.arrays for key in (*counts, "attention.head_count_kv")):
+    if any(header.key(key) in header.arrays for key in (*counts, "attention.head_count_kv")):
         return None
     if any(f"blk.0.{name}.weight" not in header.tensors for name in _LINEAR):
         return None
-    layers, ffn, heads, width = (_needed(header, key) for key in counts)
-    vocab, hidden = embedding
-    if width != hidden:
-        raise Contradiction(_other_size(header, "token_embd.weight", f"embedding_length {width}"))
+    layers, ffn, heads, hidden = (_needed(header, key) for key in counts)
+    stored_layers = sum(name.endswith(".attn_norm.weight") for name in header.tensors)
+    if layers != stored_layers:
+        raise Contradiction(f"has tensors of {stored_layers} layers, and its block_count is {layers}")
     kv_heads = _needed(header, "attention.head_count_kv", heads)
     if heads % kv_heads:
         raise Contradiction(
@@ -57,37 +58,9 @@ def dense_of(header: GgufHeader) -> Decoder | None:
     if context > _LONGEST_CONTEXT:
         raise Contradiction(f"has context_length {context}, longer than any model's")
     window = window_of(header)
-    theta = _real(header, "rope.freq_base", 10_000.0)
-    eps = _real(header, "attention.layer_norm_rms_epsilon", 1e-5)
-    of_heads, of_values = f"head_count {heads} of {head_dim}", f"head_count {heads} of {value_dim}"
-    kv_of_heads, kv_of_values = (
-        f"head_count_kv {kv_heads} of {head_dim}",
-        f"head_count_kv {kv_heads} of {value_dim}",
-    )
-    of_ffn = f"feed_forward_length {ffn}"
-    in_layer = {
-        "attn_q": ((heads * head_dim, hidden), of_heads),
-        "attn_k": ((kv_heads * head_dim, hidden), kv_of_heads),
-        "attn_v": ((kv_heads * value_dim, hidden), kv_of_values),
-        "attn_output": ((hidden, heads * value_dim), of_values),
-        "ffn_gate": ((ffn, hidden), of_ffn),
-        "ffn_up": ((ffn, hidden), of_ffn),
-        "ffn_down": ((hidden, ffn), of_ffn),
-    }
-    for name, tensor in header.tensors.items():
-        piece = in_layer.get(name.split(".")[2]) if _MATRIX.fullmatch(name) else None
-        if piece and tensor.dims != piece[0]:
-            raise Contradiction(_other_size(header, name, piece[1]))
-    if "output.weight" in header.tensors and dims_of(header, "output.weight") != embedding:
-        raise Contradiction(_other_size(header, "output.weight", f"token_embd.weight {_by(embedding)}"))
-    stored_layers = sum(name.endswith(".attn_norm.weight") for name in header.tensors)
-    if layers != stored_layers:
-        raise Contradiction(f"has tensors of {stored_layers} layers, and its block_count is {layers}")
-    if window is None or value_dim != head_dim:
-        return None
-    return dense(
+    decoder = dense(
         arch=header.architecture,
-        vocab_size=vocab,
+        vocab_size=embedding[0],
         hidden_size=hidden,
         layers=layers,
         intermediate_size=ffn,
@@ -99,33 +72,41 @@ def dense_of(header: GgufHeader) -> Decoder | None:
         o_bias="blk.0.attn_output.bias" in header.tensors,
         mlp_bias="blk.0.ffn_up.bias" in header.tensors,
         qk_norm="blk.0.attn_q_norm.weight" in header.tensors,
-        rope_theta=theta,
-        norm_eps=eps,
+        rope_theta=_real(header, "rope.freq_base", 10_000.0),
+        norm_eps=_real(header, "attention.layer_norm_rms_epsilon", 1e-5),
         context=context,
         window=window or None,
     )
+    of_values = {
+        "attn_v.weight": (kv_heads * value_dim, hidden),
+        "attn_output.weight": (hidden, heads * value_dim),
+    }
+    for tensor in of_shape(decoder):
+        expected = of_values.get(tensor.name.split(".", 2)[-1], tensor.dims)
+        dims = dims_of(header, tensor.name) or expected
+        if dims != expected and len(expected) == 2:
+            raise Contradiction(
+                f"has {tensor.name} of {dims_text(dims)}, and its keys say {dims_text(expected)}"
+            )
+    return None if window is None or value_dim != head_dim else decoder
 
 
 def _needed(header: GgufHeader, key: str, default: int | None = None) -> int:
     """A positive whole number. Raises Contradiction."""
-    if found := count_of(header, key, default):
-        return found
-    named = f"{header.architecture}.{key}"
-    given = header.metadata.get(named)
-    raise Contradiction(f"has no {named}" if given is None else f"has {named} {shown(given)}")
+    if count := header.count(key, default):
+        return count
+    name = header.key(key)
+    value = header.metadata.get(name)
+    raise Contradiction(f"has no {name}" if value is None else f"has {name} {shown(value)}")
 
 
-def _other_size(header: GgufHeader, name: str, key: str) -> str:
-    return f"has {name} of {_by(dims_of(header, name))}, which contradicts its {key}"
-
-
-def _by(dims: tuple[int, ...]) -> str:
+def dims_text(dims: Iterable[int]) -> str:
     return " x ".join(map(str, dims))
 
 
 def is_mixture_gguf(header: GgufHeader) -> bool:
     """Whether it is a mixture of experts, of which a token reads only some."""
-    named = bool(header.metadata.get(f"{header.architecture}.expert_count"))
+    named = bool(header.metadata.get(header.key("expert_count")))
     return named or any("_exps." in name for name in header.tensors)
 
 
@@ -135,23 +116,16 @@ def dims_of(header: GgufHeader, name: str) -> tuple[int, ...]:
     return tensor.dims if tensor else ()
 
 
-def count_of(header: GgufHeader, key: str, default: int | None = None) -> int | None:
-    """A positive whole number; null for anything else."""
-    key = f"{header.architecture}.{key}"
-    value = header.integer(key) if key in header.metadata else default
-    return value if value and value > 0 else None
-
-
 def window_of(header: GgufHeader) -> int | None:
     """Tokens attended to; 0: all; null: not a single number."""
-    key = f"{header.architecture}.attention.sliding_window"
+    key = header.key("attention.sliding_window")
     value = header.integer(key) if key in header.metadata else 0
     return value if value is not None and 0 <= value <= _LONGEST_CONTEXT else None
 
 
 def _real(header: GgufHeader, key: str, default: float) -> float:
     """A positive number, as before rounding to 32 bits. Raises Contradiction."""
-    named = f"{header.architecture}.{key}"
+    named = header.key(key)
     value = header.metadata.get(named, default)
     if not isinstance(value, float) or not math.isfinite(value) or value <= 0:
         raise Contradiction(f"has {named} {shown(value)}")
@@ -223,7 +197,7 @@ def decoder_of(header: GgufHeader) -> Decoder | None:
     if header.architecture in DENSE and not is_mixture_gguf(header):
         return dense_of(header)
     embedding = dims_of(header, "token_embd.weight")
-    layers = count_of(header, "block_count")
+    layers = header.count("block_count")
     drafts = header.draft_layers
     if layers and drafts >= layers:
         raise Contradiction(f"has nextn_predict_layers {drafts}, and its block_count is {layers}")
@@ -245,7 +219,7 @@ def decoder_of(header: GgufHeader) -> Decoder | None:
         arch=header.architecture,
         vocab_size=embedding[0],
         hidden_size=embedding[1],
-        context=count_of(header, "context_length", 4096) or 4096,
+        context=header.count("context_length", 4096) or 4096,
         tied="output.weight" not in header.tensors,
         runs=in_runs(
             _layer(pieces[number], cache) for number, cache in enumerate(caches) if cache is not None
@@ -253,7 +227,7 @@ def decoder_of(header: GgufHeader) -> Decoder | None:
         others=tuple(others),
         experts=experts,
         experts_used=used,
-        heads=count_of(header, "attention.head_count") or 0,
+        heads=header.count("attention.head_count") or 0,
         ffn=max((p.dims[-1] for each in pieces.values() for p in each if "ffn_down" in p.name), default=0),
     )
 
@@ -282,8 +256,8 @@ def _by_layer(header: GgufHeader) -> dict[int, list[Piece]]:
 def _experts(header: GgufHeader) -> tuple[int, int]:
     """How many there are, and how many a token uses. Raises Contradiction."""
     stacked = {name: tensor.dims[0] for name, tensor in header.tensors.items() if "_exps.weight" in name}
-    count = count_of(header, "expert_count") or 0
-    used = count_of(header, "expert_used_count") or 0
+    count = header.count("expert_count") or 0
+    used = header.count("expert_used_count") or 0
     if not stacked and not count:
         return 0, 0
     for name, held in stacked.items():
@@ -303,19 +277,19 @@ def _cache(header: GgufHeader, number: int, pieces: list[Piece], layers: int) ->
     if convolution := dims.get("ssm_conv1d.weight") or dims.get("shortconv.conv.weight"):
         state = convolution[0] * (convolution[1] - 1)
     if "ssm_conv1d.weight" in dims:
-        inner, of_head = (count_of(header, f"ssm.{key}") for key in ("inner_size", "state_size"))
+        inner, of_head = (header.count(f"ssm.{key}") for key in ("inner_size", "state_size"))
         if not inner or not of_head:
             return None
         state += inner * of_head
-    heads = count_of(header, "attention.head_count") or 0
+    heads = header.count("attention.head_count") or 0
     latent = dims.get("attn_kv_a_mqa.weight")
     if latent:
-        rank = count_of(header, "attention.kv_lora_rank")
+        rank = header.count("attention.kv_lora_rank")
         if not rank or not heads:
             return None
         width = latent[0]
-        key = count_of(header, "attention.key_length_mla") or 0
-        value = count_of(header, "attention.value_length_mla") or 0
+        key = header.count("attention.key_length_mla") or 0
+        value = header.count("attention.value_length_mla") or 0
         return Cache(width, products=heads * (width + rank), expanded=heads * (key + value))
     if "attn_output.weight" not in dims:
         return Cache(state=state)
@@ -330,7 +304,7 @@ def _cache(header: GgufHeader, number: int, pieces: list[Piece], layers: int) ->
     else:
         return None
     window, chunked = _window(header, number)
-    shared = count_of(header, "attention.shared_kv_layers") or 0
+    shared = header.count("attention.shared_kv_layers") or 0
     return Cache(keys, values, 2 * queries, window, chunked, borrowed=number >= layers - shared, state=state)
 
 

@@ -11,9 +11,9 @@ from harness.base import bounds
 from harness.base.files import cache_folder
 from harness.base.text import list_named, redacted
 from harness.config import Weights
-from harness.models.checkpoint import INDEX, SINGLE
 from harness.models.config_json import PACKING_FILES
-from harness.models.locate import Ready, WeightsError, digest, local
+from harness.models.fingerprints import digest
+from harness.models.locate import INDEX, SINGLE, Ready, WeightsError, local
 
 # Files of the Hugging Face hub: from its cache without a request, else downloaded.
 #

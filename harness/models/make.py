@@ -10,8 +10,9 @@ from pathlib import Path
 
 from harness.base.files import cache_folder, drop, exclusive, free_disk
 from harness.models import gguf, gguf_model, layout
+from harness.models.fingerprints import digest
 from harness.models.layout import Layout, NoLayout
-from harness.models.locate import WeightsError, WeightsUnavailable, cached, digest
+from harness.models.locate import WeightsError, WeightsUnavailable, cached
 from harness.stacks.header import Options
 from harness.theory import tensors
 from harness.theory.decoder import Decoder, dense_fields

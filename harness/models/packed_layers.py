@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
+from harness.models.gguf_model import dims_text
 from harness.models.stored_sizes import LAYER
 from harness.theory.decoder import Decoder
 from harness.theory.tensors import Packing, Tensor, layer_of, of_shape
@@ -33,13 +34,13 @@ def mismatch(packing: Packing, layer: str, dims: Mapping[str, tuple[int, ...]]) 
     """How a layer's tensors contradict the settings; null if they agree."""
     for kind, size in dims.items():
         if len(size) != (1 if kind == "g_idx" else 2) or 0 in size:
-            return f"{packing.words}, but {layer}.{kind} is {_by(size) or 'a number'}"
+            return f"{packing.words}, but {layer}.{kind} is {dims_text(size) or 'a number'}"
     gptq = packing.method == "gptq"
     (rows, columns), (groups, n_out) = dims["qweight"], dims["scales"]
     n_in = dims["g_idx"][0] if gptq else rows
     held, of = _INT32_BITS * (rows if gptq else columns), n_in if gptq else n_out
     if held != of * packing.bits:
-        stored = f"is {_by(dims['qweight'])}" if held % of else f"holds {held // of}"
+        stored = f"is {dims_text(dims['qweight'])}" if held % of else f"holds {held // of}"
         return f"{packing.bits} bits, but {layer}.qweight {stored}"
     wide = n_in if packing.group_size == -1 else packing.group_size
     if groups != -(-n_in // wide):
@@ -49,12 +50,9 @@ def mismatch(packing: Packing, layer: str, dims: Mapping[str, tuple[int, ...]]) 
     expected = {"qweight": (rows, n_out) if gptq else (n_in, columns), "qzeros": (groups, packed_columns)}
     for kind, wanted in expected.items():
         if dims[kind] != wanted:
-            return f"{packing.words}: {layer}.{kind} should be {_by(wanted)}, but is {_by(dims[kind])}"
+            sizes = f"should be {dims_text(wanted)}, but is {dims_text(dims[kind])}"
+            return f"{packing.words}: {layer}.{kind} {sizes}"
     return None
-
-
-def _by(dims: tuple[int, ...]) -> str:
-    return " x ".join(map(str, dims))
 
 
 def bits_by_matrix(made: Decoder, stored: Iterable[Tensor]) -> dict[float, list[str]]:

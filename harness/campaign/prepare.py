@@ -88,7 +88,7 @@ class Producer:
     def checkpoint(self, cell: Cell) -> Ready:
         """The synthetic checkpoint of a cell's model. Raises WeightsError, CacheError."""
         model, seed = _described(cell), _seed(cell)
-        target = make.checkpoint_path(model, seed)
+        target = make.checkpoint_folder(make.synthetic_name(model, seed))
         if ready := locate.cached(target):
             return ready
         expected = parameters(model.decoder) * make.CHECKPOINT_ELEMENT_BYTES
@@ -319,13 +319,13 @@ def _gguf_layout(given: Ready) -> Layout:
     """The tensors of a checkpoint in a GGUF, or of a dense model's GGUF in a checkpoint. Raises
     WeightsUnavailable."""
     if given.header is None:
-        return make.gguf_layout_of(files.object_of(given.path / CONFIG, bounds.CONFIG_JSON_BYTES))
+        return make.layout_of(files.object_of(given.path / CONFIG, bounds.CONFIG_JSON_BYTES), "gguf")
     if given.decoder is None or not given.decoder.is_dense:
         raise WeightsUnavailable(f"{given.path}: is {given.architecture}, which is not dequantized here")
     scaling = given.header.metadata.get(f"{given.architecture}.rope.scaling.type")
     if "rope_freqs.weight" in given.header.tensors or scaling not in (None, "none"):
         raise WeightsUnavailable(f"{given.path}: has rope scaling, which needs the model's config.json")
-    return make.gguf_layout_of(make.config_of(Described(given.decoder)))
+    return make.layout_of(make.config_of(Described(given.decoder)), "gguf")
 
 
 # Prepare the interpreter, weights and prompt of a cell before it is timed. Makes missing weights.

@@ -125,7 +125,7 @@ class WeightFiles:
         """
         steps: list[Step] = []
         if seed is not None:
-            folder = make.named_folder(name)
+            folder = make.checkpoint_folder(name)
             steps.append(("synthesize checkpoint", folder, parameters(made) * make.CHECKPOINT_ELEMENT_BYTES))
         if packing := packing_of(cell, made, None):
             path = make.packed_path(name, packing)

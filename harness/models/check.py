@@ -12,7 +12,7 @@ from harness.models import layout
 from harness.models.config_json import CONFIG, PACKING_FILES, separate_packing, settings_in
 from harness.models.gguf_keys import rotary_of
 from harness.models.locate import Ready, WeightsError, WeightsRefused, WeightsUnavailable, attention
-from harness.models.make import FULL_TYPES, config_of, gguf_layout_of, layout_of
+from harness.models.make import FULL_TYPES, config_of, layout_of
 from harness.models.packed_layers import mismatch, of_layer
 from harness.stacks.header import Header, Options, stacks
 from harness.theory import tensors
@@ -92,7 +92,7 @@ def check_synthetic(model: Described, form: str, header: Header) -> None:
         raise WeightsUnavailable(
             f"only dense models are packed as {form} here; this one is {model.decoder.arch}"
         )
-    (gguf_layout_of if form == "gguf" else layout_of)(config)
+    layout_of(config, form)
 
 
 def _check_architecture(name: str, header: Header, config: Mapping[str, Any]) -> None:

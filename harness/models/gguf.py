@@ -145,13 +145,11 @@ def read(path: Path, budget: Budget | None = None) -> GgufHeader:
             if cut := not_a_model.piece(path):
                 raise GgufError(cut)
             header, end = _header(path, reader)
-            file.seek(end)
-            if joined := not_a_model.joined(file.read(not_a_model.BYTES_NEEDED)):
-                raise GgufError(joined)
             if (surplus := reader.size - _aligned(end, _alignment(header))) > 0:
                 raise GgufError(
                     f"{surplus:,} bytes of the file belong to no tensor: its tensor count"
-                    f" ({len(header.tensors)}) is wrong or something was appended; fetch the file again"
+                    f" ({len(header.tensors)}) is wrong, or something was appended, as by cat the parts of a"
+                    " split model; fetch the file again"
                 )
         except GgufError as damage:
             raise GgufError(f"{path}: {damage}") from damage

@@ -51,21 +51,16 @@ def _stem(name: str) -> str:
     return re.sub(r"(-[0-9]{5}-of-[0-9]{5})?\.gguf$", "", name, flags=re.IGNORECASE)
 
 
-def in_folder(folder: Path) -> list[Path]:
-    """The GGUF models of a folder: a split one once, and no projector, adapter or encoder beside them."""
-    found = gguf.whole_file([path for path in folder.iterdir() if path.name.lower().endswith(".gguf")])
-    return [path for path in found if not gguf_model.is_other_kind(path)] if len(found) > 1 else found
-
-
-def below(folder: Path) -> list[Path]:
-    """The GGUF models of a folder and of those in it, without what is no language model. Raises OSError."""
-    found: list[Path] = []
+def below(folder: Path, depth: int = DEPTH) -> list[Path]:
+    """The GGUF models of a folder, and of those in it down to a depth: a split one once, and no projector,
+    adapter or encoder. Raises OSError."""
+    models: list[Path] = []
     for parent, folders, names in os.walk(folder):
-        depth = len(Path(parent).relative_to(folder).parts)
-        folders[:] = sorted(each for each in folders if not each.startswith(".")) if depth < DEPTH else []
+        is_deepest = len(Path(parent).relative_to(folder).parts) >= depth
+        folders[:] = [] if is_deepest else sorted(name for name in folders if not name.startswith("."))
         paths = [Path(parent, name) for name in names if name.lower().endswith(".gguf")]
-        found += gguf.whole_file([each for each in paths if each.is_file()])
-    return [path for path in found if not gguf_model.is_other_kind(path)]
+        models += gguf.whole_file([path for path in paths if path.is_file()])
+    return [path for path in models if not gguf_model.is_other_kind(path)]
 
 
 def stored_models(paths: Iterable[Path]) -> list[StoredModel]:

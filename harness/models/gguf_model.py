@@ -9,7 +9,7 @@ from collections import defaultdict
 from collections.abc import Iterable
 from pathlib import Path
 
-from harness.base import bounds
+from harness.base import bounds, data
 from harness.models import gguf, not_a_model
 from harness.models.gguf import GgufError, GgufHeader
 from harness.theory.decoder import Cache, Decoder, Layer, Piece, dense, in_runs
@@ -136,42 +136,14 @@ def _real(header: GgufHeader, key: str, default: float) -> float:
 
 
 _IN_LAYER = re.compile(r"blk\.(\d{1,5})\.(.+)")
-# One layer in so many attends to all tokens, the others to a window: llama.cpp's src/models/*.cpp
-# (set_swa_pattern), with the window where a file has none. llama4: to a chunk.
-_EVERY = {
-    "cohere2": (4, 0),
-    "exaone4": (4, 4096),
-    "gemma2": (2, 4096),
-    "gemma3": (6, 0),
-    "gemma3n": (5, 0),
-    "gpt-oss": (2, 0),
-    "llama4": (4, 8192),
-    "olmo2": (4, 0),
+_MATRICES = ["attn_k", "attn_v", "attn_qkv", "attn_output", "attn_kv_a_mqa", "ssm_conv1d", "shortconv.conv"]
+# data/gguf_architectures.csv. decoder: its tensors are those of theory/architectures. One layer in
+# `all_tokens_every` attends to all tokens, the others to a window (llama4: to a chunk); 0: all layers have
+# one; empty: none has. `window`: where a file names none. Source: set_swa_pattern in src/models/*.cpp of
+# llama.cpp.
+_DECODERS = {
+    row["architecture"]: row for row in data.rows("gguf_architectures.csv") if row["kind"] == "decoder"
 }
-_MATRICES = (
-    *("attn_k.weight", "attn_v.weight", "attn_qkv.weight", "attn_output.weight", "attn_kv_a_mqa.weight"),
-    *("ssm_conv1d.weight", "shortconv.conv.weight"),
-)
-# Architectures whose tensors are those of layers.py.
-_KNOWN = (
-    *_EVERY,
-    *(
-        "arcee",
-        "chatglm",
-        "command-r",
-        "deepseek2",
-        "ernie4_5",
-        "ernie4_5-moe",
-        "exaone",
-        "falcon-h1",
-        "gemma",
-    ),
-    *("glm4", "glm4moe", "granite", "granitehybrid", "granitemoe", "hunyuan-dense", "hunyuan-moe"),
-    *("internlm2", "lfm2", "lfm2moe", "llama", "minimax-m2", "mistral3", "nemotron", "nemotron_h"),
-    *("nemotron_h_moe", "olmo", "olmoe", "phi2"),
-    *("phi3", "phimoe", "qwen2", "qwen2moe", "qwen3", "qwen35", "qwen35moe", "qwen3moe", "qwen3next"),
-    *("seed_oss", "smollm3", "stablelm", "starcoder2"),
-)
 
 
 def check_is_model(path: Path, header: GgufHeader) -> None:
@@ -201,7 +173,12 @@ def decoder_of(header: GgufHeader) -> Decoder | None:
     drafts = header.draft_layers
     if layers and drafts >= layers:
         raise Contradiction(f"has nextn_predict_layers {drafts}, and its block_count is {layers}")
-    if header.architecture not in _KNOWN or len(embedding) != 2 or not layers or layers > bounds.MODEL_LAYERS:
+    if (
+        header.architecture not in _DECODERS
+        or len(embedding) != 2
+        or not layers
+        or layers > bounds.MODEL_LAYERS
+    ):
         return None
     pieces = _by_layer(header)
     if set(pieces) != set(range(layers)):
@@ -234,9 +211,9 @@ def decoder_of(header: GgufHeader) -> Decoder | None:
 
 def nearest(architecture: str) -> str | None:
     """The known architecture with the most similar name; null: none is similar, or it is one of them."""
-    if architecture in _KNOWN:
+    if architecture in _DECODERS:
         return None
-    return next(iter(difflib.get_close_matches(architecture[:40], _KNOWN, 1, 0.6)), None)
+    return next(iter(difflib.get_close_matches(architecture[:40], _DECODERS, 1, 0.6)), None)
 
 
 def _layer(pieces: list[Piece], cache: Cache) -> Layer:
@@ -271,7 +248,7 @@ def _experts(header: GgufHeader) -> tuple[int, int]:
 def _cache(header: GgufHeader, number: int, pieces: list[Piece], layers: int) -> Cache | None:
     """The cache of a layer, from the widths of its matrices; null if unknown."""
     dims = {piece.name: piece.dims for piece in pieces}
-    if any(len(dims.get(name, (0, 0))) != 2 for name in _MATRICES):
+    if any(len(dims.get(f"{name}.weight", (0, 0))) != 2 for name in _MATRICES):
         return None
     state = 0
     if convolution := dims.get("ssm_conv1d.weight") or dims.get("shortconv.conv.weight"):
@@ -310,10 +287,8 @@ def _cache(header: GgufHeader, number: int, pieces: list[Piece], layers: int) ->
 
 def _window(header: GgufHeader, number: int) -> tuple[int | None, bool]:
     """A layer's window, and whether the window is a chunk."""
-    every, otherwise = _EVERY.get(header.architecture, (0, 0))
-    window = window_of(header) or otherwise
-    if not window or (every and (number + 1) % every == 0):
-        return None, False
-    if not every and header.architecture not in ("phi3", "mistral3", "starcoder2"):
+    row = _DECODERS[header.architecture]
+    every, window = row["all_tokens_every"], window_of(header) or int(row["window"] or 0)
+    if not every or not window or (int(every) and (number + 1) % int(every) == 0):
         return None, False
     return window, header.architecture == "llama4"

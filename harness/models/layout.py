@@ -254,7 +254,7 @@ def check_gguf(config: Config) -> None:
     if family is None:
         return
     if why := next(_differences({**text, "model_type": kind}, decoder_of(config), family), None):
-        raise NoLayout(why)
+        raise NoLayout(f"its GGUF would be another model: {why}")
 
 
 def _row(name: str, kind: str, dims: tuple[int, ...], model_type: str, head_dim: int) -> Row:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import stat
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -32,7 +32,6 @@ SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"  # the names
 ADAPTER = "adapter_config.json"
 _SHARD = re.compile(r"(.*)-([0-9]{5})-of-([0-9]{5})\.safetensors", re.DOTALL)
 _SHARD_NAME = re.compile(r"[^/\\]+\.safetensors")
-_NOT_THE_MODEL = ("adapter", "consolidated")  # a LoRA's weights; Mistral's second copy under other names
 _UNREADABLE = re.compile(r"pytorch_model.*\.bin|consolidated.*\.pth", re.DOTALL)
 # Vision and audio towers of a multimodal model, by a part of their tensors' names.
 _OTHER_SENSES = re.compile(r"(^|\.)(vision|visual|audio|image|multi_modal|mm_)")
@@ -148,15 +147,14 @@ class Ready:
     def is_packed(self) -> bool:
         """Whether elements of its tensors are not weights: safetensors have scales and packed weights as
         tensors; ggml's types contain their scales."""
-        return self.format == "hf" and any(tensor.type not in FLOATS for tensor in self.tensors)
+        return self.format == "hf" and any(tensor.type not in FLOATS for tensor in self.loaded)
 
     @property
     def parameters(self) -> int | None:
-        """Elements of all tensors, buffers included; from the layers if elements are not weights, or there
-        are none."""
+        """Elements of the tensors; from the layers if elements are not weights, or there are none."""
         if self.is_packed or not self.tensors:
             return parameters(self.decoder) if self.decoder is not None else None
-        return sum(t.elements for t in self.tensors if not (self.tied and t.part == "lm_head"))
+        return sum(tensor.elements for tensor in self.loaded)
 
     @cached_property
     def sizes(self) -> Sizes:
@@ -196,6 +194,8 @@ def local(path: Path) -> Ready:
             raise WeightsError(f"{path}: matches {len(matches)} files: {names}")
         weights = read(matches[0], needs_shape=False)
         if weights.format != "gguf":
+            if matches[0].is_file():
+                raise WeightsError(f"{path}: is one file of a checkpoint; name its folder")
             _check_loadable(weights)
         tokenizer = weights.path / TOKENIZER
         if weights.header:
@@ -218,8 +218,6 @@ def _check_loadable(weights: Ready) -> None:
     """Raises WeightsError for files that are not the whole checkpoint that transformers loads."""
     if weights.config and not weights.files:
         raise WeightsError(f"{weights.config.parent}: has a config.json and no weights")
-    if weights.path.is_file():
-        raise WeightsError(f"{weights.path}: is one file of a checkpoint; name its folder")
     if weights.config is None:
         raise WeightsError(f"{weights.path}: has no config.json")
     if not weights.architecture:
@@ -227,17 +225,14 @@ def _check_loadable(weights: Ready) -> None:
             f"{weights.config}: has no model_type, by which stacks choose the model's code: fetch the file"
             " again"
         )
-    if not any((weights.path / name).is_file() for name in (SINGLE, INDEX)):
-        raise WeightsError(f"{weights.path}: has no {SINGLE} and no {INDEX}")
     _ = weights.sizes  # raises for packed weights of an architecture that is not known
 
 
 def read(path: Path, needs_shape: bool = True) -> Ready:
     """The model at a path: a file by its content, a folder by the model that it holds.
 
-    Of a folder: model.safetensors, else the shards of its index, else (which no stack loads) its only
-    .safetensors file or complete set of numbered ones (without adapter* and consolidated*), else its only
-    GGUF, else its config.json. Raises WeightsError for any mistake; a model whose layers are not known
+    Of a folder: model.safetensors, else the shards of its index, else its only GGUF, else its config.json.
+    Raises WeightsError for any mistake; a model whose layers are not known
     is a mistake only with `needs_shape`.
     """
     try:
@@ -317,8 +312,19 @@ def _config(path: Path, needs_shape: bool) -> Ready:
 
 
 def _folder(folder: Path, needs_shape: bool) -> Ready:
-    if (snapshot := _snapshot(folder)) is not None:
-        return _folder(snapshot, needs_shape)
+    if folder.absolute().name.startswith(files.HUB_MODEL):
+        main, commits = snapshots(folder)
+        if main or len(commits) == 1:
+            return _folder(main or commits[0], needs_shape)
+        if commits:
+            raise WeightsError(
+                f"{folder}: has {len(commits)} snapshots, and its refs/main names none of them: name one:"
+                f" {list_named(list(map(str, commits)), 4)}"
+            )
+        if (folder / "snapshots").is_dir():
+            raise WeightsError(
+                f"{folder / 'snapshots'}: is empty: the model was not downloaded, or was removed"
+            )
     names = sorted(path.name for path in folder.iterdir() if not path.is_dir())
     config = folder / CONFIG if CONFIG in names else None
     if SINGLE in names:
@@ -326,8 +332,6 @@ def _folder(folder: Path, needs_shape: bool) -> Ready:
     if INDEX in names:
         index = _weight_map(folder / INDEX)
         return _safetensors(folder, sorted(set(index.values())), index, config, needs_shape)
-    if shards := _unindexed(folder, names):
-        return _safetensors(folder, shards, {}, config, needs_shape)
     ggufs = gguf.whole_file([folder / name for name in names if name.endswith(".gguf")])
     if len(ggufs) > 1:
         ggufs = [path for path in ggufs if not gguf_model.is_other_kind(path)]
@@ -345,29 +349,20 @@ def _folder(folder: Path, needs_shape: bool) -> Ready:
         )
     if config is None and ADAPTER in names:
         raise WeightsError(f"{folder}: holds an adapter (LoRA), not a model; merge it into its model")
+    if any(name.endswith(".safetensors") for name in names):
+        raise WeightsError(f"{folder}: has no {SINGLE} and no {INDEX}: fetch the files that are missing")
     if config is None:
-        raise WeightsError(f"{folder}: holds no model: no .safetensors, no .gguf, no config.json")
+        raise WeightsError(f"{folder}: holds no model: no .safetensors, no .gguf, no {CONFIG}")
     return _file(config, needs_shape)
 
 
-def _snapshot(folder: Path) -> Path | None:
-    """The snapshot of a model's folder in the hub's cache: the one of refs/main, else the only one. None for
-    another folder. Raises WeightsError, OSError."""
-    snapshots = folder / "snapshots"
-    if not folder.absolute().name.startswith(files.HUB_MODEL) or not snapshots.is_dir():
-        return None
-    commits = {path.name: path for path in sorted(snapshots.iterdir()) if path.is_dir()}
-    main = folder / "refs" / "main"
-    if main.is_file() and (found := commits.get(main.read_text("utf-8", "replace").strip())):
-        return found
-    if not commits:
-        raise WeightsError(f"{snapshots}: is empty: the model was not downloaded, or was removed")
-    if len(commits) > 1:
-        raise WeightsError(
-            f"{folder}: has {len(commits)} snapshots, and its refs/main names none of them: name one:"
-            f" {list_named(list(map(str, commits.values())), 4)}"
-        )
-    return next(iter(commits.values()))
+def snapshots(repository: Path) -> tuple[Path | None, list[Path]]:
+    """The snapshot of refs/main in a model's folder of the hub's cache, None without one; and all of them.
+    Raises OSError."""
+    root, main = repository / "snapshots", repository / "refs" / "main"
+    folders = {path.name: path for path in sorted(root.iterdir()) if path.is_dir()} if root.is_dir() else {}
+    commit = main.read_text("utf-8", "replace").strip() if main.is_file() else ""
+    return folders.get(commit), [*folders.values()]
 
 
 def _gguf(path: Path) -> Ready:
@@ -478,22 +473,6 @@ def _weight_map(path: Path) -> dict[str, str]:
     if len(set(weight_map.values())) > bounds.SAFETENSORS_SHARDS:
         raise WeightsError(f"{path}: names over {bounds.SAFETENSORS_SHARDS} shards, more than any model has")
     return weight_map
-
-
-def _unindexed(folder: Path, names: Iterable[str]) -> list[str]:
-    """The model's safetensors files in a folder that has neither model.safetensors nor an index."""
-    found = [n for n in names if n.endswith(".safetensors") and not n.startswith(_NOT_THE_MODEL)]
-    numbered = [match for name in found if (match := _SHARD.fullmatch(name))]
-    if not numbered and len(found) <= 1:
-        return found
-    if len(numbered) < len(found) or len({(match[1], match[3]) for match in numbered}) > 1:
-        raise WeightsError(
-            f"{folder}: has {len(found)} .safetensors files, and no {INDEX} to choose the model's"
-        )
-    prefix, count = numbered[0][1], int(numbered[0][3])
-    if count > bounds.SAFETENSORS_SHARDS:
-        raise WeightsError(f"{folder}: claims {count} shards, more than any model has")
-    return [f"{prefix}-{number:05d}-of-{count:05d}.safetensors" for number in range(1, count + 1)]
 
 
 def attention(decoder: Decoder) -> dict[str, int]:

@@ -492,15 +492,6 @@ def test_a_safetensors_header_gives_names_types_dimensions_and_bytes(tmp_path):
     ]
 
 
-def test_four_bit_elements_take_half_a_byte(tmp_path):
-    header = {"x": {"dtype": "F4", "shape": [3, 2], "data_offsets": [0, 3]}}
-    path = write_raw(tmp_path / "four.safetensors", header, 3)
-    assert read_header(path) == {"x": Tensor("x", "f4", (3, 2), 3)}
-    header["x"]["shape"] = [3]
-    with pytest.raises(SafetensorsError, match="header"):
-        read_header(write_raw(path, header, 3))
-
-
 def test_tensors_in_any_order_are_read_in_the_order_of_their_data(tmp_path):
     header = {
         "second": {"dtype": "U8", "shape": [4], "data_offsets": [2, 6]},

@@ -117,7 +117,7 @@ def _check_architecture(name: str, header: Header, config: Mapping[str, Any]) ->
 
 def check_loadable(ready: Ready, requested: Packing | None, header: Header, options: Options) -> None:
     """Raises WeightsError for weights that a checkpoint stack does not load as they are: a GGUF, weights with
-    other packing than requested (null: none), and quantized ones that the stack does not apply, which its
+    other packing than requested (None: none), and quantized ones that the stack does not apply, which its
     libraries may load as another model. `options`: resolved."""
     stack, stored = header.stack, ready.stored
     if ready.format != "hf":
@@ -132,7 +132,7 @@ def check_loadable(ready: Ready, requested: Packing | None, header: Header, opti
         )
     _check_architecture(str(ready.path), header, config)
     if requested:
-        check(ready, requested, stack)
+        check_packing(ready, requested, header)
     elif stored and stored.method in header.dequantizes:
         if stored.obstacle:
             raise WeightsRefused(
@@ -188,13 +188,13 @@ def loaded_by(stored: Quantization, packing: Packing | None = None) -> str:
     return ", and ".join(clauses)
 
 
-def check(ready: Ready, requested: Packing, stack: str) -> None:
+def check_packing(ready: Ready, requested: Packing, header: Header) -> None:
     """Raises WeightsError for a checkpoint with another packing than requested or stated in its config, or
     whose layers differ, unless its settings say so and the stack loads such.
 
     A synthetic one of 16 or 32 bits is valid: it is packed here.
     """
-    wanted, packing = requested.method.upper(), ready.packing
+    stack, wanted, packing = header.stack, requested.method.upper(), ready.packing
     if packing is None:
         if ready.quant not in FULL_TYPES:
             raise WeightsRefused(f"stack {stack} needs {wanted} weights, but {ready.path} is {ready.quant}")
@@ -209,7 +209,6 @@ def check(ready: Ready, requested: Packing, stack: str) -> None:
         raise WeightsError(
             f"{ready.path}: has {packing.bits} bits, and {requested.bits} were requested of {stack}"
         )
-    header = stacks()[stack]
     try:
         settings = [inner for _, inner in quantization_configs(settings_in(ready.path / CONFIG))]
         beside = [settings_in(path) for name in PACKING_FILES if (path := ready.path / name).exists()]

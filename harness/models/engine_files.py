@@ -36,7 +36,7 @@ def seal(folder: Path) -> None:
 
 
 def found(folder: Path) -> EngineFiles | None:
-    """The files of a folder that are as its manifest says; null without one. A damaged folder is deleted, to
+    """The files of a folder that are as its manifest says; None without one. A damaged folder is deleted, to
     be made again."""
     if not folder.exists():
         return None

@@ -79,28 +79,13 @@ class GgufHeader:
     @property
     def quant(self) -> str | None:
         """The type that `general.file_type` names (a guess or a copy at times) if the tensors have it, else
-        that of most of the layers' matrices; null without matrices."""
+        that of most of the layers' matrices; None without matrices."""
         number = self.integer("general.file_type")
         named = None if number is None else tensors.FILE_TYPES.get(number)
         return tensors.type_of_file([*self.tensors.values()], named)
 
-    @property
-    def synthetic(self) -> bool:
-        """Whether the harness generated it (or its source); the model's name has the mark."""
-        return "(synthetic, random weights)" in str(self.metadata.get("general.name"))
-
-    @property
-    def vocab_size(self) -> int | None:
-        """Rows of the input embedding, the number of token ids; null if it is missing or malformed."""
-        embedding = self.tensors.get("token_embd.weight")
-        return embedding.dims[0] if embedding and len(embedding.dims) == 2 else None
-
-    @property
-    def has_vocabulary(self) -> bool:
-        return "tokenizer.ggml.tokens" in self.metadata
-
     def attention(self) -> dict[str, int] | None:
-        """Layers, KV heads and head size of the KV cache; null if the header lacks them or they differ by
+        """Layers, KV heads and head size of the KV cache; None if the header lacks them or they differ by
         layer."""
         layers, heads, width = (
             self.count(name) for name in ("block_count", "attention.head_count", "embedding_length")
@@ -114,7 +99,7 @@ class GgufHeader:
         return {"layers": layers - self.draft_layers, "kv_heads": kv_heads, "head_dim": head_dim}
 
     def integer(self, key: str) -> int | None:
-        """A whole number of the metadata; null if it is absent or not a number, such as an array."""
+        """A whole number of the metadata; None if it is absent or not a number, such as an array."""
         value = self.metadata.get(key)
         whole = isinstance(value, int) and not isinstance(value, bool) and key not in self.arrays
         return value if whole else None

@@ -35,7 +35,7 @@ class StoredModel:
 
 
 def type_in(name: str) -> str | None:
-    """The type in the name of a file, in lower case; null: it has none."""
+    """The type in the name of a file, in lower case; None: it has none."""
     found = _TYPE.search(_stem(name))
     return found[1].lower() if found else None
 
@@ -92,4 +92,5 @@ def stored_models(paths: Iterable[Path]) -> list[StoredModel]:
 def _identity(header: GgufHeader, name: str) -> object:
     named = without_type(str(header.metadata.get("general.name") or name)).lower()
     keys = (*(f"{header.architecture}.{key}" for key in _SHAPE), *_VOCABULARY)
-    return header.architecture, named, header.vocab_size, *map(header.metadata.get, keys)
+    rows = gguf_model.dims_of(header, "token_embd.weight")[:1]
+    return header.architecture, named, rows, *map(header.metadata.get, keys)

@@ -16,9 +16,6 @@ from harness.theory.decoder import Cache, Decoder, Layer, Piece, dense, in_runs
 from harness.theory.hf_config import shown
 from harness.theory.tensors import of_shape
 
-# A dense Llama-like model from a GGUF header, checked against its tensors.
-
-
 # llama.cpp's dense architectures with a gated feed-forward and RMS norms alone (Mistral 7B is a llama there).
 DENSE = ("llama", "qwen2", "qwen3")
 _LINEAR = ("attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down")
@@ -30,7 +27,7 @@ class Contradiction(ValueError):
 
 
 def dense_of(header: GgufHeader) -> Decoder | None:
-    """The dense model in a header; null: counts that differ by layer, or unusual tensors.
+    """The dense model in a header; None: counts that differ by layer, or unusual tensors.
 
     Vocabulary, biases, q and k norms and a tied lm_head follow from the tensors, as in llama.cpp. Raises
     Contradiction.
@@ -117,7 +114,7 @@ def dims_of(header: GgufHeader, name: str) -> tuple[int, ...]:
 
 
 def window_of(header: GgufHeader) -> int | None:
-    """Tokens attended to; 0: all; null: not a single number."""
+    """Tokens attended to; 0: all; None: not a single number."""
     key = header.key("attention.sliding_window")
     value = header.integer(key) if key in header.metadata else 0
     return value if value is not None and 0 <= value <= _LONGEST_CONTEXT else None
@@ -130,9 +127,6 @@ def _real(header: GgufHeader, key: str, default: float) -> float:
     if not isinstance(value, float) or not math.isfinite(value) or value <= 0:
         raise Contradiction(f"has {named} {shown(value)}")
     return float(f"{value:.7g}")
-
-
-# The layers of a model from a GGUF header: its tensors, and its cache by llama.cpp's keys.
 
 
 _IN_LAYER = re.compile(r"blk\.(\d{1,5})\.(.+)")
@@ -165,7 +159,7 @@ def is_other_kind(path: Path) -> bool:
 
 
 def decoder_of(header: GgufHeader) -> Decoder | None:
-    """The layers in a header; null: the architecture or a layer's cache is unknown. Raises Contradiction."""
+    """The layers in a header; None: the architecture or a layer's cache is unknown. Raises Contradiction."""
     if header.architecture in DENSE and not is_mixture_gguf(header):
         return dense_of(header)
     embedding = dims_of(header, "token_embd.weight")
@@ -180,18 +174,22 @@ def decoder_of(header: GgufHeader) -> Decoder | None:
         or layers > bounds.MODEL_LAYERS
     ):
         return None
-    pieces = _by_layer(header)
+    pieces: dict[int, list[Piece]] = defaultdict(list)
+    for name, tensor in header.tensors.items():
+        if match := _IN_LAYER.fullmatch(name):
+            pieces[int(match[1])].append(Piece(match[2], tensor.dims))
     if set(pieces) != set(range(layers)):
         raise Contradiction(f"has tensors of {len(pieces)} layers, and its block_count is {layers}")
     layers -= drafts  # the last ones
-    pieces = {number: pieces[number] for number in range(layers)}
     experts, used = _experts(header)
     caches = [_cache(header, number, pieces[number], layers) for number in range(layers)]
     if None in caches:
         return None
-    in_layers = {f"blk.{n}.{piece.name}" for n, each in pieces.items() for piece in each}
-    apart = {"token_embd.weight", "output.weight", *in_layers}
-    others = [Piece(tensor.name, tensor.dims) for tensor in header.decoded() if tensor.name not in apart]
+    others = [
+        Piece(tensor.name, tensor.dims)
+        for tensor in header.decoded()
+        if not _IN_LAYER.fullmatch(tensor.name) and tensor.name not in ("token_embd.weight", "output.weight")
+    ]
     return Decoder(
         arch=header.architecture,
         vocab_size=embedding[0],
@@ -205,12 +203,12 @@ def decoder_of(header: GgufHeader) -> Decoder | None:
         experts=experts,
         experts_used=used,
         heads=header.count("attention.head_count") or 0,
-        ffn=max((p.dims[-1] for each in pieces.values() for p in each if "ffn_down" in p.name), default=0),
+        ffn=max((p.dims[-1] for n in range(layers) for p in pieces[n] if "ffn_down" in p.name), default=0),
     )
 
 
 def nearest(architecture: str) -> str | None:
-    """The known architecture with the most similar name; null: none is similar, or it is one of them."""
+    """The known architecture with the most similar name; None: none is similar, or it is one of them."""
     if architecture in _DECODERS:
         return None
     return next(iter(difflib.get_close_matches(architecture[:40], _DECODERS, 1, 0.6)), None)
@@ -220,14 +218,6 @@ def _layer(pieces: list[Piece], cache: Cache) -> Layer:
     """Files of Gemma 3n hold keys and values of all layers."""
     unused = [p for p in pieces if cache.borrowed and p.name.startswith(("attn_k", "attn_v"))]
     return Layer(tuple(p for p in pieces if p not in unused), cache, tuple(unused))
-
-
-def _by_layer(header: GgufHeader) -> dict[int, list[Piece]]:
-    found: dict[int, list[Piece]] = defaultdict(list)
-    for name, tensor in header.tensors.items():
-        if match := _IN_LAYER.fullmatch(name):
-            found[int(match[1])].append(Piece(match[2], tensor.dims))
-    return dict(found)
 
 
 def _experts(header: GgufHeader) -> tuple[int, int]:
@@ -246,7 +236,7 @@ def _experts(header: GgufHeader) -> tuple[int, int]:
 
 
 def _cache(header: GgufHeader, number: int, pieces: list[Piece], layers: int) -> Cache | None:
-    """The cache of a layer, from the widths of its matrices; null if unknown."""
+    """The cache of a layer, from the widths of its matrices; None if unknown."""
     dims = {piece.name: piece.dims for piece in pieces}
     if any(len(dims.get(f"{name}.weight", (0, 0))) != 2 for name in _MATRICES):
         return None

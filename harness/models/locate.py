@@ -30,6 +30,8 @@ from harness.theory.tensors import KINDS, Packing, Sizes, Tensor, bytes_by_type,
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"  # the names that transformers loads
 ADAPTER = "adapter_config.json"
+VOCABULARY = "tokenizer.ggml.tokens"  # the key of a GGUF that has one
+SYNTHETIC = "(synthetic, random weights)"  # in the name of a GGUF that the harness generated, or its source
 _SHARD = re.compile(r"(.*)-([0-9]{5})-of-([0-9]{5})\.safetensors", re.DOTALL)
 _SHARD_NAME = re.compile(r"[^/\\]+\.safetensors")
 _UNREADABLE = re.compile(r"pytorch_model.*\.bin|consolidated.*\.pth", re.DOTALL)
@@ -193,17 +195,16 @@ def local(path: Path) -> Ready:
             names = list_named([match.name for match in matches], 3)
             raise WeightsError(f"{path}: matches {len(matches)} files: {names}")
         weights = read(matches[0], needs_shape=False)
-        if weights.format != "gguf":
-            if matches[0].is_file():
-                raise WeightsError(f"{path}: is one file of a checkpoint; name its folder")
-            _check_loadable(weights)
-        tokenizer = weights.path / TOKENIZER
         if weights.header:
+            tokenizer, has_tokenizer = weights.path, VOCABULARY in weights.header.metadata
             fingerprint = fingerprints.of_gguf(weights.header.digest, weights.files)
-            has_tokenizer, tokenizer = weights.header.has_vocabulary, weights.path
+        elif matches[0].is_file():
+            raise WeightsError(f"{path}: is one file of a checkpoint; name its folder")
         else:
-            fingerprint = fingerprints.of_checkpoint(weights.path, weights.files)
+            _check_loadable(weights)
+            tokenizer = weights.path / TOKENIZER
             has_tokenizer = tokenizer.exists()
+            fingerprint = fingerprints.of_checkpoint(weights.path, weights.files)
         return replace(
             weights,
             fingerprint=fingerprint,
@@ -232,8 +233,7 @@ def read(path: Path, needs_shape: bool = True) -> Ready:
     """The model at a path: a file by its content, a folder by the model that it holds.
 
     Of a folder: model.safetensors, else the shards of its index, else its only GGUF, else its config.json.
-    Raises WeightsError for any mistake; a model whose layers are not known
-    is a mistake only with `needs_shape`.
+    Raises WeightsError for any mistake; a model whose layers are not known is one only with `needs_shape`.
     """
     try:
         status = path.stat()
@@ -381,7 +381,7 @@ def _gguf(path: Path) -> Ready:
         decoder=decoder,
         tensors=tuple(header.decoded()),
         tied="output.weight" not in header.tensors,
-        synthetic=header.synthetic,
+        synthetic=SYNTHETIC in str(header.metadata.get("general.name")),
         files=header.files,
         header=header,
     )

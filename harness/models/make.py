@@ -127,7 +127,7 @@ def quantized_bytes(header: gguf.GgufHeader, quant: str) -> int:
 def written(
     target: Path, expected_bytes: float, what: str, there: Callable[[Path], object] = cached
 ) -> Iterator[Path | None]:
-    """Yield a temporary file, which becomes the target if the block ends without an error; null if another
+    """Yield a temporary file, which becomes the target if the block ends without an error; None if another
     process has made the target. `what`: names it in messages; `there`: whether it is made.
 
     Raises WeightsError (too little free disk), CacheError.

@@ -32,7 +32,7 @@ _ENCODER_TYPES = (
 
 
 def cause(start: bytes, size: int) -> str | None:
-    """A clause on a file that is no model by its first bytes; null: nothing is known of it."""
+    """A clause on a file that is no model by its first bytes; None: nothing is known of it."""
     if size == 0:
         return "is empty (0 bytes): the download failed; fetch it again"
     if start.startswith(_LFS):
@@ -52,7 +52,7 @@ def cause(start: bytes, size: int) -> str | None:
 
 
 def piece(path: Path) -> str | None:
-    """A clause on a file that another tool has cut, by its name; null: it is none."""
+    """A clause on a file that another tool has cut, by its name; None: it is none."""
     found = _PIECE.fullmatch(path.name)
     if found is None:
         return None
@@ -64,7 +64,7 @@ def piece(path: Path) -> str | None:
 
 
 def other_kind(metadata: Mapping[str, Any]) -> str | None:
-    """A clause on a GGUF that is no language model by its header's keys; null: it is one."""
+    """A clause on a GGUF that is no language model by its header's keys; None: it is one."""
     kind, architecture = (str(metadata.get(f"general.{key}") or "") for key in ("type", "architecture"))
     if architecture == "clip" or kind == "mmproj":
         return "is a projector (images or audio) of a multimodal model; name the GGUF of its language model"

@@ -31,7 +31,7 @@ def of_layer(packing: Packing, dims: Mapping[str, tuple[int, ...]]) -> Packing:
 
 
 def mismatch(packing: Packing, layer: str, dims: Mapping[str, tuple[int, ...]]) -> str | None:
-    """How a layer's tensors contradict the settings; null if they agree."""
+    """How a layer's tensors contradict the settings; None if they agree."""
     for kind, size in dims.items():
         if len(size) != (1 if kind == "g_idx" else 2) or 0 in size:
             return f"{packing.words}, but {layer}.{kind} is {dims_text(size) or 'a number'}"

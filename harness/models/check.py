@@ -13,7 +13,7 @@ from harness.models.config_json import CONFIG, PACKING_FILES, separate_packing, 
 from harness.models.gguf_keys import rotary_of
 from harness.models.locate import Ready, WeightsError, WeightsRefused, WeightsUnavailable, attention
 from harness.models.make import FULL_TYPES, config_of, layout_of
-from harness.models.packed_layers import mismatch, of_layer
+from harness.models.packed_layers import mismatch
 from harness.stacks.header import Header, Options, stacks
 from harness.theory import tensors
 from harness.theory.decoder import Decoder
@@ -284,5 +284,5 @@ def _check_tensors(ready: Ready, packing: Packing, settings_name: str, is_mixed:
         if missing := next((kind for kind in kinds if kind not in stored), None):
             raise WeightsError(f"{ready.path}: {layer} lacks its {missing}")
         dims = {kind: stored[kind] for kind in kinds}
-        if wrong := mismatch(of_layer(packing, dims) if is_mixed else packing, layer, dims):
+        if wrong := mismatch(packing, layer, dims, is_mixed):
             raise WeightsError(f"{ready.path}: its {settings_name} has {wrong}")

@@ -127,7 +127,7 @@ def _type(path: Path) -> str | None:
     if kind := gguf_files.type_in(path.name):
         return _SPELLINGS.get(kind, kind)
     with contextlib.suppress(WeightsError):
-        return locate.local(path).quant
+        return locate.read(path, needs_shape=False).quant
     return None
 
 

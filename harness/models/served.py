@@ -101,7 +101,7 @@ def identity(address: str, model: str | None, key: str | None) -> str | None:
     if len(rows) != 1:
         raise NotServed(f"{address}: has {len(rows)} models of this name")
     name = str(rows[0].get("id"))
-    pages: dict[str, object] = {"/v1/models": rows[0]}
+    pages: dict[str, Any] = {"/v1/models": rows[0]}
     for page in PAGES:
         with contextlib.suppress(NotServed):  # it has no such page
             content: Mapping[str, Any] = _got(address, page, key)
@@ -111,14 +111,16 @@ def identity(address: str, model: str | None, key: str | None) -> str | None:
     with contextlib.suppress(NotServed):
         pages["/api/show"] = _got(address, "/api/show", key, body={"model": name})
     with contextlib.suppress(NotServed):
-        pages["/props"] = _props(address, name, key)
+        props = _got(address, "/props", key)
+        if props.get("role") == "router":  # llama-server's, which may load the model first
+            props = _got(address, f"/props?{urlencode({'model': name})}", key, within_s=LOAD_S)
+        pages["/props"] = props
     facts = sorted((page, *fact) for page, content in pages.items() for fact in _facts(content))
     of_model, build, setting = (
         any(names.fullmatch(fact) for _, fact, _ in facts) for names in (_MODEL, _BUILD, _SETTING)
     )
-    if not of_model and not (
-        build and setting
-    ):  # LocalAI reports a version alone, OpenRouter a context alone
+    # LocalAI reports a version alone, OpenRouter a context alone.
+    if not of_model and not (build and setting):
         return None
     here: list[object] = []
     if is_this_machine(address):
@@ -127,14 +129,6 @@ def identity(address: str, model: str | None, key: str | None) -> str | None:
         here = [(file.stat().st_size, file.stat().st_mtime_ns) for file in files]
         here += _listening(urlsplit(address).port or 80)
     return hashlib.sha256(json.dumps([name, rows[0].get("owned_by"), facts, here]).encode()).hexdigest()[:20]
-
-
-def _props(address: str, model: str, key: str | None) -> Mapping[str, Any]:
-    """llama-server's; of a router those of the model, which it may load first. Raises NotServed."""
-    props = _got(address, "/props", key)
-    if props.get("role") != "router":
-        return props
-    return _got(address, f"/props?{urlencode({'model': model})}", key, within_s=LOAD_S)
 
 
 def _is_of(row: object, model: str) -> bool:

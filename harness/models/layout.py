@@ -63,17 +63,13 @@ class Layout:
         return asdict(self)
 
 
-def _names() -> dict[tuple[str, str], tuple[str, str]]:
-    """The name in transformers, and how its values lie there, of each tensor of a GGUF by model_type ("": all
-    that have no other row). Names without .weight or .bias stand for both."""
-    return {
-        (kind, row["gguf"]): (row["transformers"], row["how"])
-        for row in data.rows("tensor_names.csv")
-        for kind in row["kinds"].split() or [""]
-    }
-
-
-_NAMES = _names()
+# By model_type ("": all that have no other row) and name in a GGUF (without an ending: .weight and .bias):
+# the name in transformers, and how its values lie there.
+_NAMES = {
+    (kind, row["gguf"]): (row["transformers"], row["how"])
+    for row in data.rows("tensor_names.csv")
+    for kind in row["kinds"].split() or [""]
+}
 
 
 @dataclass(frozen=True)

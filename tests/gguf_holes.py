@@ -10,6 +10,7 @@ from gguf_again import finish
 from test_checkpoint import write
 
 from harness.models import gguf_keys
+from harness.models.gguf_keys import SIGMOID, head_dim_of
 from harness.theory import tensors
 from harness.theory.architectures import decoder_of
 from harness.theory.decoder import Decoder
@@ -147,6 +148,83 @@ def config(kind: str, **changes: Any) -> dict[str, Any]:
     return {"model_type": kind.partition(",")[0], **BASE, **KINDS[kind], **changes}
 
 
+def all_keys(config: Mapping[str, Any], model: Decoder) -> dict[str, Any]:
+    """Those of models that are converted, and those that other architectures read besides."""
+    keys: dict[str, Any] = gguf_keys.metadata_keys(config, model)
+    get, arch, head_dim = config.get, model.arch, head_dim_of(config)
+    has = [{piece.name for piece in layer.pieces} for layer in model.layers()]
+    epsilon = float(get("layer_norm_eps") or get("norm_epsilon") or keys["attention.layer_norm_rms_epsilon"])
+    keys |= dict.fromkeys(("attention.layer_norm_epsilon", "attention.layer_norm_rms_epsilon"), epsilon)
+    if not model.is_dense:
+        keys["logit_scale"] = float(get("logit_scale") or 0.25)
+        keys["attention.shared_kv_layers"] = get("num_kv_shared_layers", 0)
+        keys["rope.dimension_sections"] = [head_dim // 8] * 4
+    if arch in ("granitehybrid", "nemotron_h", "nemotron_h_moe"):
+        kv_heads = keys["attention.head_count_kv"]
+        keys["attention.head_count_kv"] = [kv_heads if "attn_k.weight" in names else 0 for names in has]
+    if arch == "nemotron_h":
+        keys["feed_forward_length"] = [get("intermediate_size") * ("ffn_up.weight" in names) for names in has]
+    if arch == "nemotron_h_moe":
+        ffn = get("moe_intermediate_size")
+        keys["feed_forward_length"] = [ffn * ("ffn_up_exps.weight" in names) for names in has]
+    if arch == "llama4":
+        keys["feed_forward_length"] = config["intermediate_size_mlp"]
+    if config["model_type"] == "granitemoehybrid" and not model.experts:
+        keys["feed_forward_length"] = config["shared_intermediate_size"]
+    if arch == "deepseek2":
+        rank, rotated = config["kv_lora_rank"], config["qk_rope_head_dim"]
+        keys |= {
+            "attention.head_count_kv": 1,
+            "attention.key_length": rank + rotated,
+            "attention.value_length": rank,
+            "attention.kv_lora_rank": rank,
+            "attention.key_length_mla": config["qk_nope_head_dim"] + rotated,
+            "attention.value_length_mla": config["v_head_dim"],
+            "rope.dimension_count": rotated,
+        }
+        keys |= {"attention.q_lora_rank": get("q_lora_rank")} if get("q_lora_rank") else {}
+    return keys | (_expert_keys(config, model) if model.experts else {}) | _state_keys(config)
+
+
+def _expert_keys(config: Mapping[str, Any], model: Decoder) -> dict[str, Any]:
+    get, kind = config.get, config["model_type"]
+    keys = {
+        "expert_shared_count": get("n_shared_experts") or 0,
+        "interleave_moe_layer_step": get("interleave_moe_layer_step") or 1,
+        "leading_dense_block_count": get("first_k_dense_replace")
+        or get("num_dense_layers")
+        or {"lfm2moe": 2, "ernie4_5-moe": 1}.get(model.arch, 0),
+        "expert_shared_feed_forward_length": get("shared_expert_intermediate_size")
+        or get("moe_shared_expert_intermediate_size")
+        or get("moe_num_shared_experts", 0) * get("moe_intermediate_size", 0)
+        or get("shared_intermediate_size", 0),
+    }
+    if kind in ("deepseek_v3", "kimi_k2", "glm4_moe", "glm4_moe_lite", "minimax_m2", "nemotron_h"):
+        keys["expert_gating_func"] = SIGMOID
+    return keys | ({"expert_gating_func": 1} if kind == "deepseek_v2" else {})
+
+
+def _state_keys(config: Mapping[str, Any]) -> dict[str, Any]:
+    if "linear_num_key_heads" in config:
+        heads, state = config["linear_num_value_heads"], config["linear_value_head_dim"]
+        inner, groups = heads * state, config["linear_num_key_heads"]
+    elif "mamba_num_heads" in config:
+        heads, state, groups = config["mamba_num_heads"], config["ssm_state_size"], config["n_groups"]
+        inner = heads * config["mamba_head_dim"]
+    elif "mamba_n_heads" in config:
+        heads, state, groups = config["mamba_n_heads"], config["mamba_d_state"], config["mamba_n_groups"]
+        inner = config.get("mamba_d_ssm") or 2 * config["hidden_size"]
+    else:
+        return {}
+    return {
+        "ssm.conv_kernel": 4,
+        "ssm.inner_size": inner,
+        "ssm.state_size": state,
+        "ssm.time_step_rank": heads,
+        "ssm.group_count": groups,
+    }
+
+
 def write_hole(path: Path, config: Mapping[str, Any]) -> Decoder:
     """A file in 16 bits without a vocabulary. Returns the config's model."""
     model = decoder_of(config)
@@ -164,7 +242,7 @@ def header_of(
     writer = gguf.GGUFWriter(path, model.arch)
     writer.add_file_type(file_type)
     writer.add_tokenizer_model("none")
-    layout.add_keys(writer, model.arch, gguf_keys.metadata_keys(config, model))
+    layout.add_keys(writer, model.arch, all_keys(config, model))
     return writer
 
 

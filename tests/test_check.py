@@ -353,7 +353,7 @@ def test_a_reference_that_fails_is_a_failure_and_a_check_is_made_again(harness, 
     model = {"shape": "tiny-llama", "weights": {"synthetic": True, "seed": 7}}
     path = of(model, {"stack": "llamacpp", "quant": "f16"}, check_weights=True)
     assert harness("env", "synth", "tiny-llama", "--seed", "7").code == 0
-    place = make.checkpoint_path(Described(SHAPES["tiny-llama"]), 7).parent
+    place = make.checkpoint_folder(make.synthetic_name(Described(SHAPES["tiny-llama"]), 7)).parent
     shutil.rmtree(place)
     place.touch()
     failed = harness("run", "--check-weights", path, "--json")

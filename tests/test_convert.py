@@ -164,9 +164,12 @@ def test_llama_3_s_rope_scaling_becomes_a_factor_for_each_frequency(convert, sou
             {"rope_scaling": {"rope_type": "llama3", "factor": 8.0}},
             "'llama3' lacks low_freq_factor",
         ),
-        ({"hidden_act": "gelu"}, "hidden_act 'gelu' is not what llama.cpp computes"),
+        ({"hidden_act": "gelu"}, "has hidden_act 'silu'; this model has 'gelu'"),
         ({"model_type": "qwen2", "head_dim": 16}, r"heads \* head_dim equal to hidden_size"),
-        ({"model_type": "qwen3", "attention_bias": True}, "llama.cpp's qwen3 has no attention_bias"),
+        (
+            {"model_type": "qwen3", "attention_bias": True},
+            "attention_bias null; this model has true",
+        ),
     ],
     ids=str,
 )

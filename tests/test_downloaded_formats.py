@@ -12,8 +12,7 @@ from test_packed_weights import AWQ, GPTQ, cell, packed_entries, write_packed
 
 from harness.campaign import forecast
 from harness.models import check, locate
-from harness.models.checkpoint import read
-from harness.models.locate import WeightsError, WeightsRefused
+from harness.models.locate import WeightsError, WeightsRefused, read
 from harness.models.packed_layers import bits_by_matrix
 from harness.theory.decoder import parameters
 from harness.theory.hf_config import packing_in

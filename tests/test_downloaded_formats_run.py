@@ -13,7 +13,6 @@ from stored_again import Tensors, read, stored_again
 from test_hf import request_of, said
 from test_packed_stacks import logits
 
-from harness.models import checkpoint as checkpoints
 from harness.models import locate
 from harness.models.safetensors_files import header_bytes
 from harness.theory.decoder import parameters
@@ -61,7 +60,7 @@ def test_the_bytes_of_a_file_that_a_library_wrote_are_exact(tiny, format):
     header = 8 + header_bytes(file)
     assert ready.sizes["model_bytes"] == file.stat().st_size - header
     assert ready.sizes["parameters"] == parameters(SHAPE)
-    held = [t for t in checkpoints.read(tiny / format).tensors if "q_proj" in t.name and "bias" not in t.name]
+    held = [t for t in locate.read(tiny / format).tensors if "q_proj" in t.name and "bias" not in t.name]
     per_weight = sum(tensor.bytes for tensor in held) / (SHAPE.count * SHAPE.hidden_size**2)
     assert per_weight == pytest.approx(FORMATS[format][0], abs=0.001)
 

@@ -95,14 +95,18 @@ def test_values_do_not_depend_on_shards_or_the_other_tensors(tmp_path):
 @pytest.mark.parametrize(
     ("kind", "changes", "why"),
     [
-        ("qwen3_moe", {"norm_topk_prob": False}, "norm_topk_prob is not true"),
+        ("qwen3_moe", {"norm_topk_prob": False}, "has norm_topk_prob true; this model has false"),
         ("gemma3_text", {"query_pre_attn_scalar": 256}, "scales queries by 64; query_pre_attn_scalar is 256"),
-        ("gemma3_text", {"final_logit_softcapping": 30.0}, "has no final_logit_softcapping"),
+        (
+            "gemma3_text",
+            {"final_logit_softcapping": 30.0},
+            "final_logit_softcapping null; this model has",
+        ),
         ("gemma3_text", {"sliding_window_pattern": 3}, "attends to all tokens in one layer of 6"),
-        ("gpt_oss", {"swiglu_limit": 5.0}, "has swiglu_limit 7.0; this model 5.0"),
+        ("gpt_oss", {"swiglu_limit": 5.0}, "has swiglu_limit 7; this model has 5"),
         ("gpt_oss", {"layer_types": ["full_attention", "sliding_attention"] * 2}, "in one layer of 2"),
         ("phi3", {"rope_scaling": {"type": "longrope"}}, "rope scaling 'longrope' of phi3 is not converted"),
-        ("lfm2", {"conv_bias": True}, "has no conv_bias"),
+        ("lfm2", {"conv_bias": True}, "has conv_bias null; this model has true"),
     ],
 )
 def test_what_llama_cpp_computes_otherwise_has_no_gguf(kind, changes, why):

@@ -46,18 +46,15 @@ def test_a_header_says_what_the_gguf_library_wrote(small):
     header = models_gguf.read(small)
     assert header.architecture == "llama"
     assert header.quant == "f16"
-    assert header.has_vocabulary
     assert header.metadata["tokenizer.ggml.tokens"] == 1000
     assert header.attention() == {"layers": 3, "kv_heads": 2, "head_dim": 16}
-    assert header.weights() == {
+    assert locate.local(small).sizes == {
         "model_bytes": 32 * 64 * 2 + 64 * 4,
         "parameters": 32 * 64 + 64,
         "bytes_by_type": {"f16": 4096, "f32": 256},
         "input_embedding_bytes": 4096,
         "tied": True,
     }
-    theirs = gguf.GGUFReader(small).tensors[-1]
-    assert header.end == theirs.data_offset + theirs.n_bytes
 
 
 @given(st.data())
@@ -71,39 +68,6 @@ def test_a_file_cut_anywhere_is_refused(small, tmp_path, data):
     cut.write_bytes(whole[:length])
     with pytest.raises(GgufError, match=r"cut short|not a GGUF|is empty"):
         models_gguf.read(cut)
-
-
-def test_hostile_headers_are_refused_in_bounded_memory(tmp_path):
-    huge = 2**63
-    magic = b"GGUF" + struct.pack("<I", 3)
-    key = struct.pack("<Q", 1) + b"k"
-    hostile = {
-        "many tensors": magic + struct.pack("<QQ", huge, 0),
-        "many keys": magic + struct.pack("<QQ", 0, huge),
-        "long key": magic + struct.pack("<QQ", 0, 1) + struct.pack("<Q", huge),
-        "long string": magic + struct.pack("<QQ", 0, 1) + key + struct.pack("<IQ", 8, huge),
-        "long array": magic + struct.pack("<QQ", 0, 1) + key + struct.pack("<IIQ", 9, 4, huge),
-        "array of strings": magic + struct.pack("<QQ", 0, 1) + key + struct.pack("<IIQ", 9, 8, huge),
-        "nested arrays": magic + struct.pack("<QQ", 0, 1) + key + struct.pack("<IIQ", 9, 9, 1),
-        "unknown type": magic + struct.pack("<QQ", 0, 1) + key + struct.pack("<I", 77),
-        "dimensions": magic + struct.pack("<QQ", 1, 0) + key + struct.pack("<I", 2**31),
-        "huge tensor": magic + struct.pack("<QQ", 1, 0) + key + struct.pack("<IQQIQ", 2, huge, huge, 0, 0),
-        "huge offset": magic + struct.pack("<QQ", 1, 0) + key + struct.pack("<IQIQ", 1, 1, 0, huge),
-        "version": b"GGUF" + struct.pack("<IQQ", 99, 0, 0),
-        "big endian": b"GGUF" + struct.pack(">IQQ", 3, 0, 0),
-        "not one": b"PK\x03\x04" * 10,
-        "empty": b"",
-    }
-    tracemalloc.start()
-    try:
-        for name, content in hostile.items():
-            path = tmp_path / "hostile.gguf"
-            path.write_bytes(content + b"\0" * 64 if name != "empty" else b"")
-            with pytest.raises(GgufError):
-                models_gguf.read(path)
-        assert tracemalloc.get_traced_memory()[1] < 10e6
-    finally:
-        tracemalloc.stop()
 
 
 def text(content: bytes) -> bytes:
@@ -238,7 +202,7 @@ def test_a_large_vocabulary_is_read_in_few_calls(tmp_path, tokens, merges):
     finish(writer)
     header, calls = read_in_calls(tmp_path / "large.gguf")
     assert header.metadata["tokenizer.ggml.merges"] == merges
-    assert header.vocab_size == 32
+    assert header.tensors["token_embd.weight"].dims[0] == 32
     assert calls < 5000 * tokens / 262_144  # 3 for 64 KiB, none for a string: 0.07 s on two cores
 
 
@@ -264,18 +228,37 @@ def test_a_hostile_header_takes_calls_for_its_keys_and_tensors_and_none_for_its_
         tracemalloc.stop()
 
 
-@given(patches(600, max_size=5))
-@example([(0, b"G")])  # as it was
-def test_a_header_with_bytes_flipped_is_read_or_refused_and_nothing_else(small, tmp_path, damage):
+HUGE = struct.pack("<Q", 2**63)
+NUMBERS = [HUGE, *(struct.pack("<Q", number) for number in (0, 9, 77, 2**31, 2**64 - 1))]
+
+
+AS_IT_WAS = [(0, b"G")]
+# Big endian; the number of tensors, of keys, and of bytes of the first key.
+REFUSED_DAMAGE = [[(4, b"\0\0\0\3")], [(8, HUGE)], [(16, HUGE)], [(24, HUGE)]]
+
+
+@given(patches(600, max_size=5) | patches(600, NUMBERS, max_size=3))
+@example(AS_IT_WAS)
+@example(REFUSED_DAMAGE[0])
+@example(REFUSED_DAMAGE[1])
+@example(REFUSED_DAMAGE[2])
+@example(REFUSED_DAMAGE[3])
+def test_a_damaged_header_is_read_or_refused_in_one_sentence_and_bounded_memory(small, tmp_path, damage):
     path = tmp_path / "flipped.gguf"
     path.write_bytes(patched(small.read_bytes(), damage))
+    sentence = ""
+    tracemalloc.start()
     try:
-        header = models_gguf.read(path)
-    except GgufError:
-        assert damage != [(0, b"G")]
-        return
-    header.weights()
-    header.attention()
+        models_gguf.read(path).attention()
+    except GgufError as refusal:
+        sentence = str(refusal)
+    finally:
+        peak_bytes = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+    assert peak_bytes < 10e6
+    assert not sentence or (sentence.startswith(f"{path}: ") and "\n" not in sentence)
+    assert sentence or damage not in REFUSED_DAMAGE
+    assert not sentence or damage != AS_IT_WAS
 
 
 def test_missing_weights_are_one_sentence(tmp_path):
@@ -292,8 +275,8 @@ def test_weights_we_make_are_named_by_all_that_makes_their_bytes():
     shape, other = Described(SHAPES["tiny-qwen2"]), Described(SHAPES["tiny-llama"])
     name = make.synthetic_name(shape, 0)
     assert len({name, make.synthetic_name(shape, 1), make.synthetic_name(other, 0)}) == 3
-    folders = {make.checkpoint_path(*made) for made in ((shape, 0), (shape, 1), (other, 0))}
-    assert len(folders) == 3
+    names = [make.synthetic_name(*made) for made in ((shape, 0), (shape, 1), (other, 0))]
+    assert len({make.checkpoint_folder(made) for made in names}) == 3
     paths = {
         make.converted_path(name, "q4_0", "llama.cpp 1"),
         make.converted_path("another", "q4_0", "llama.cpp 1"),

@@ -71,7 +71,7 @@ def test_quantized_files_have_the_tensors_types_and_bytes_that_theory_gives(kind
         header = gguf.read(target)
         found = {name: (t.type, t.dims) for name, t in header.tensors.items()}
         assert found == {t.name: (t.type, t.dims) for t in quantized(model, quant)}
-        assert header.weights()["model_bytes"] == model_bytes(model, quant)
+        assert sum(tensor.bytes for tensor in header.tensors.values()) == model_bytes(model, quant)
 
 
 @pytest.fixture

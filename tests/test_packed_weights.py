@@ -15,9 +15,10 @@ from harness import config
 from harness.campaign.prepare import Preparation
 from harness.campaign.repeat import NotReady
 from harness.config import Model, Weights, plan
-from harness.models import check, checkpoint, locate, make
+from harness.models import check, locate, make
 from harness.models.config_json import PACKING_FILES
 from harness.models.locate import WeightsError
+from harness.stacks.header import stacks
 from harness.theory import decoder
 from harness.theory.decoder import dense_like
 from harness.theory.hf_config import SHAPES, ConfigJsonError, packing_in, packing_of
@@ -189,7 +190,7 @@ def test_settings_may_stand_in_a_file_of_their_own(tmp_path, name, settings):
     stack = "gptq" if name.startswith("quantize") else "autoawq"
     asked = cell(stack).packing
     assert (ready.packing.method, ready.quant) == (asked.method, f"{asked.method}-int4")
-    check.check(ready, asked, stack)
+    check.check_packing(ready, asked, stacks()[stack])
     (folder / name).write_text(json.dumps(settings | {"damp_percent": 0.1}))
     assert locate.local(folder).fingerprint != ready.fingerprint  # libraries load by it
     (folder / name).write_text("{")
@@ -379,12 +380,12 @@ def test_a_synthetic_checkpoint_at_a_path_is_packed_too(tmp_path, hf_interpreter
     """Its stack would do it by itself; another's environment is at hand here."""
     folder = preparation.checkpoint(cell("hf")).path
     given = locate.local(folder)
-    check.check(given, Packing("gptq"), "gptq")
+    check.check_packing(given, Packing("gptq"), stacks()["gptq"])
     made = preparation._producer.packed(cell("hf", folder), Packing("gptq"), given)
     asked = cell("gptq", folder)
     assert preparation.weights(asked) == made
     assert preparation.fingerprint(asked) == f"{given.fingerprint}-{made.path.parent.name}-gptq-int4"
-    assert checkpoint.read(made.path).decoder == SHAPES["tiny-qwen2"]
+    assert locate.read(made.path).decoder == SHAPES["tiny-qwen2"]
 
 
 @pytest.mark.parametrize(("hidden", "ffn", "group_size"), [(256, 512, 128), (320, 512, 64), (256, 480, 32)])
@@ -407,7 +408,7 @@ def test_synth_packs_and_says_the_exact_sizes(harness, hf_interpreter):
     expected = packed_bytes(of_shape(TINY), Packing("gptq", 8))
     assert (row["format"], row["quant"], row["bytes_by_type"]) == ("hf", "gptq-int8", expected)
     assert row["bpw"] == 8 * sum(expected.values()) / decoder.parameters(TINY)
-    stored = checkpoint.read(Path(row["path"]))
+    stored = locate.read(Path(row["path"]))
     assert sum(tensor.bytes for tensor in stored.tensors) == row["model_bytes"]
     assert harness(*asked).out.strip() == row["path"]
 

@@ -17,7 +17,7 @@ from test_weights import write_checkpoint, write_tokenizer
 from harness.base.files import CacheError, LockError, cache_folder, exclusive, made, shared_folder
 from harness.campaign import prompts
 from harness.campaign.other_processes import DeviceBusy, device_lock, is_busy
-from harness.models import file_samples, locate
+from harness.models import fingerprints, locate
 from harness.models.locate import WeightsError
 from harness.stacks import build
 from harness.stacks.header import stacks
@@ -108,19 +108,19 @@ def holes(path: Path, size: int) -> Path:
 
 
 def test_a_fingerprint_reads_a_bounded_part(tmp_path):
-    assert file_samples.sampled([holes(tmp_path / "a", 1 << 40)])  # all of it would take minutes
+    assert fingerprints.sampled([holes(tmp_path / "a", 1 << 40)])  # all of it would take minutes
 
 
 @pytest.mark.parametrize("shard", [0, 1])
 def test_a_fingerprint_samples_every_shard(tmp_path, shard):
     size = 256 << 20
     shards = [holes(tmp_path / name, size) for name in "ab"]
-    before = file_samples.sampled(shards)
+    before = fingerprints.sampled(shards)
     replaced = holes(tmp_path / "replaced", size)
     with replaced.open("r+b") as file:  # a stretch of three 64ths, which holds a place for sure
-        os.pwrite(file.fileno(), b"x" * (3 * 2 * size // file_samples.PIECES), size // 2)
+        os.pwrite(file.fileno(), b"x" * (3 * 2 * size // fingerprints.PIECES), size // 2)
     replaced.replace(shards[shard])
-    assert file_samples.sampled(shards) != before
+    assert fingerprints.sampled(shards) != before
 
 
 # --- tokenizers ---------------------------------------------------------------------------------------------

@@ -14,8 +14,7 @@ from test_weights import write_checkpoint
 
 from harness.campaign import forecast
 from harness.models import layout, locate
-from harness.models.checkpoint import CheckpointError, read
-from harness.models.locate import WeightsError, WeightsRefused, WeightsUnavailable
+from harness.models.locate import WeightsError, WeightsRefused, WeightsUnavailable, read
 from harness.theory import decoder
 from harness.theory.hf_config import packing_in
 
@@ -147,7 +146,7 @@ def test_a_packed_checkpoint_that_is_not_packed_alike_is_refused_by_auto_gptq(tm
 
 def refused(folder: Path, sentence: str) -> None:
     """By `harness theory` and by a run."""
-    with pytest.raises(CheckpointError, match=sentence):
+    with pytest.raises(WeightsError, match=sentence):
         read(folder)
     with pytest.raises(WeightsRefused, match=sentence):
         locate.local(folder)

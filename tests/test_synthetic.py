@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from small_checkpoints import laid, read, synthesized
 
-from harness.models import checkpoint
+from harness.models import locate
 from harness.models.layout import NoLayout, dense_config
 from harness.theory.architectures import decoder_of
 from harness.theory.decoder import dense, dense_like, parameters
@@ -36,7 +36,7 @@ def test_the_config_of_every_shape_reads_back_as_that_shape(name):
 @pytest.mark.parametrize("shape", [SHAPES["tiny-qwen2"], *ODD.values()], ids=["tiny-qwen2", *ODD])
 def test_a_checkpoint_has_the_tensors_of_its_shape_and_no_others(tmp_path, shape):
     made = synthesized(tmp_path / "m", shape)
-    found = checkpoint.read(tmp_path / "m")
+    found = locate.read(tmp_path / "m")
     config = json.loads((tmp_path / "m" / "config.json").read_text())
     assert (config["harness_synthetic"], config["harness_seed"]) == (True, 0)
     assert found.decoder == shape
@@ -80,7 +80,7 @@ def test_the_values_of_a_tensor_do_not_depend_on_its_shard(tmp_path):
     index = json.loads((tmp_path / "sharded" / "model.safetensors.index.json").read_text())
     assert index["metadata"]["total_size"] == 2 * parameters(shape)
     assert set(index["weight_map"].values()) == set(shards)
-    assert checkpoint.read(tmp_path / "sharded").parameters == parameters(shape)
+    assert locate.read(tmp_path / "sharded").parameters == parameters(shape)
     whole, sharded = read(tmp_path / "whole"), read(tmp_path / "sharded")
     assert whole.keys() == sharded.keys() == index["weight_map"].keys()
     for name, found in whole.items():

@@ -408,7 +408,7 @@ def test_a_16_bit_gguf_comes_first_among_what_fits_a_memory(harness, tmp_path):
 
 
 def test_weights_without_config_json_are_said_to_lack_it(harness, tmp_path):
-    write_shards(write_config(tmp_path), TINY, 1, index=False)
+    write_shards(write_config(tmp_path), TINY, 1)
     (tmp_path / "config.json").unlink()
     ran = harness("theory", tmp_path, "--memory", "24GB")
     assert (ran.code, "has no config.json" in ran.err) == (2, True)

@@ -278,7 +278,7 @@ def test_one_synthetic_checkpoint_is_made_and_every_gguf_from_it(llamacpp_interp
     q8_0 = preparation.weights(cell("llamacpp", quant="q8_0"))
     checkpoint = preparation.weights(cell("hf"))
     shape = SHAPES["tiny-qwen2"]
-    assert checkpoint.path == make.checkpoint_path(Described(shape), SEED)
+    assert checkpoint.path == make.checkpoint_folder(make.synthetic_name(Described(shape), SEED))
     assert (checkpoint.quant, f16.quant, q8_0.quant) == ("bf16", "f16", "q8_0")
     assert all(ready.synthetic for ready in (checkpoint, f16, q8_0))
     assert checkpoint.sizes["parameters"] == f16.sizes["parameters"] == decoder.parameters(shape)
@@ -367,7 +367,8 @@ def test_a_tokenizer_that_is_broken_or_anothers_is_one_sentence(tmp_path, prepar
         assert "\n" not in str(told.value)
     (folder / "tokenizer.json").unlink()
     write_tokenizer(folder)
-    small = replace(locate.local(folder), vocab_size=20)
+    whole = locate.local(folder)
+    small = replace(whole, decoder=replace(whole.decoder, vocab_size=20))
     with pytest.raises(NotReady, match=r"tokenizer returns id \d+, but the model has 20"):
         preparation.prompts.ids(cell("hf", folder), small)
 

@@ -30,7 +30,7 @@ from numpy.typing import NDArray
 
 from harness.analysis import agreement, own_weights
 from harness.campaign import worker
-from harness.models import checkpoint, layout
+from harness.models import layout, locate
 from harness.stacks import build
 from harness.stacks.adopted import Interpreter
 from harness.stacks.header import stacks
@@ -252,7 +252,7 @@ def record(quant: str, depths: list[Any], own: dict[str, Any] | None = None) -> 
 
 
 def settings_of(source: Path) -> dict[str, Any]:
-    fields = dense_fields(checkpoint.read(source).decoder)
+    fields = dense_fields(locate.read(source).decoder)
     assert fields is not None
     return fields
 

@@ -23,7 +23,7 @@ from harness.config import (
 )
 from harness.config.plan import Cell
 from harness.machine.host import free_memory_bytes
-from harness.models import check, checkpoint, locate, make
+from harness.models import check, locate, make
 from harness.models.hub import in_hub_cache
 from harness.models.locate import Ready, WeightsError
 from harness.stacks.header import Options, holds
@@ -169,7 +169,7 @@ def _bytes_of(cell: Cell, ready: Ready) -> float | None:
     if (cell.packing and not ready.packing) or _is_dequantized(cell, ready):
         return None
     if cell.weights_format == "hf" and ready.quant in make.FULL_TYPES:
-        return _as_loaded(cell, checkpoint.read(ready.path, needs_shape=False).loaded)
+        return _as_loaded(cell, ready.loaded)
     if cell.weights_format != "gguf" or cell.quant in (None, ready.quant):
         return float(ready.sizes["model_bytes"])
     return make.quantized_bytes(ready.header, str(cell.quant)) if ready.header else None

@@ -26,6 +26,7 @@ from harness.config.plan import Cell
 from harness.models import check, engine_files, locate, make, served
 from harness.models.config_json import CONFIG
 from harness.models.engine_files import EngineFiles
+from harness.models.fingerprints import TOKENIZER
 from harness.models.hub import from_hub
 from harness.models.layout import Layout
 from harness.models.locate import NotDequantized, Ready, WeightsError, WeightsRefused, WeightsUnavailable
@@ -87,7 +88,7 @@ class Producer:
     def checkpoint(self, cell: Cell) -> Ready:
         """The synthetic checkpoint of a cell's model. Raises WeightsError, CacheError."""
         model, seed = _described(cell), _seed(cell)
-        target = make.checkpoint_path(model, seed)
+        target = make.checkpoint_folder(make.synthetic_name(model, seed))
         if ready := locate.cached(target):
             return ready
         expected = parameters(model.decoder) * make.CHECKPOINT_ELEMENT_BYTES
@@ -318,13 +319,13 @@ def _gguf_layout(given: Ready) -> Layout:
     """The tensors of a checkpoint in a GGUF, or of a dense model's GGUF in a checkpoint. Raises
     WeightsUnavailable."""
     if given.header is None:
-        return make.gguf_layout_of(files.object_of(given.path / CONFIG, bounds.CONFIG_JSON_BYTES))
+        return make.layout_of(files.object_of(given.path / CONFIG, bounds.CONFIG_JSON_BYTES), "gguf")
     if given.decoder is None or not given.decoder.is_dense:
         raise WeightsUnavailable(f"{given.path}: is {given.architecture}, which is not dequantized here")
     scaling = given.header.metadata.get(f"{given.architecture}.rope.scaling.type")
     if "rope_freqs.weight" in given.header.tensors or scaling not in (None, "none"):
         raise WeightsUnavailable(f"{given.path}: has rope scaling, which needs the model's config.json")
-    return make.gguf_layout_of(make.config_of(Described(given.decoder)))
+    return make.layout_of(make.config_of(Described(given.decoder)), "gguf")
 
 
 # Prepare the interpreter, weights and prompt of a cell before it is timed. Makes missing weights.
@@ -549,7 +550,7 @@ def _tokenizer_of(cell: Cell) -> Path | None:
     """The tokenizer of the local checkpoint that the config names besides the cell's own weights; null:
     none."""
     checkpoint = cell.model.of_format.get("hf")
-    path = checkpoint and checkpoint.path and Path(checkpoint.path) / locate.TOKENIZER
+    path = checkpoint and checkpoint.path and Path(checkpoint.path) / TOKENIZER
     return path if path and path.is_file() else None
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from harness.base.files import cache_folder, free_disk, is_same_disk
 from harness.campaign.forecast import Forecast, bytes_of_shape, packing_of
 from harness.config.plan import Cell
-from harness.models import checkpoint, engine_files, hub, locate, make
+from harness.models import engine_files, hub, locate, make
 from harness.models.locate import Ready
 from harness.models.make import SPARE_DISK_BYTES
 from harness.stacks import build
@@ -99,8 +99,7 @@ class WeightFiles:
         packs = cell.packing is not None and ready.packing is None
         converts = cell.header.made is not None or cell.weights_format == "gguf"
         if packs or (converts and ready.format == "hf"):
-            made = checkpoint.read(ready.path, needs_shape=False).decoder
-            if made is None:  # the conversion will report it
+            if (made := ready.decoder) is None:  # the conversion will report it
                 return Source(words)
             steps, disk = self._made(cell, ready.fingerprint, made, seed=None)
             return Source(f"{words}, {steps}" if steps else words, disk)
@@ -126,7 +125,7 @@ class WeightFiles:
         """
         steps: list[Step] = []
         if seed is not None:
-            folder = make.named_folder(name)
+            folder = make.checkpoint_folder(name)
             steps.append(("synthesize checkpoint", folder, parameters(made) * make.CHECKPOINT_ELEMENT_BYTES))
         if packing := packing_of(cell, made, None):
             path = make.packed_path(name, packing)

@@ -28,7 +28,6 @@ from harness.config import Variant, Weights
 from harness.config.experiment import Scalar
 from harness.config.plan import Cell
 from harness.machine.host import free_memory_bytes
-from harness.models.checkpoint import CheckpointError
 from harness.models.gguf_files import type_in
 from harness.models.locate import Ready, WeightsError
 from harness.models.make import FULL_TYPES, SOURCE_QUANT
@@ -451,7 +450,7 @@ def free_bytes(device_id: str) -> int | None:
 
 # Bump when a check against own weights compares something else.
 METHOD = 2
-FAILURES = (NoLogits, NoReference, NotReady, CacheError, CheckpointError, OSError, ValueError, MemoryError)
+FAILURES = (NoLogits, NoReference, NotReady, CacheError, WeightsError, OSError, ValueError, MemoryError)
 
 
 def identity(cell: Cell, preparation: Preparation) -> Mapping[str, str | int] | None:

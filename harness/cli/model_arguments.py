@@ -250,7 +250,7 @@ def _served_document(
     address = given[0].partition("#")[0]
     try:
         address = server_address(address)
-        found = served.serving(address, api_key("HARNESS_API_KEY"))
+        files = served.serving(address, api_key("HARNESS_API_KEY"))
     except ValueError as why:
         raise Mistake(str(why)) from why
     if served_model and len(given) > 1:
@@ -258,20 +258,20 @@ def _served_document(
     models, rows = [], []
     for text in given:
         wanted = text.partition("#")[2]
-        if not wanted and len(found.models) > 1:
-            held = list_named(found.models, 6)
-            raise Mistake(f"{address} serves {held}: name one, as in {address}#{found.models[0]}")
-        model = wanted or found.models[0]
-        if model not in found.models:
-            raise Mistake(f"{address} has no model {shortened(model)}{suggestion(model, found.models)}")
-        file = found.files[model]
+        if not wanted and len(files) > 1:
+            held = list_named([*files], 6)
+            raise Mistake(f"{address} serves {held}: name one, as in {address}#{next(iter(files))}")
+        model = wanted or next(iter(files))
+        if model not in files:
+            raise Mistake(f"{address} has no model {shortened(model)}{suggestion(model, files)}")
+        file = files[model]
         name = safe_name(file.stem if file and file.is_file() else served.name_of(model)) or "model"
         source: Plain = {"weights": str(file) if file else "served"}
         if served_model:
             name, source = _which_model(served_model)
         models.append(_Model(name, source))
         row: Plain = {"stack": SERVER_STACK, "name": "as-served", "url": address}
-        row |= {"model": model} if len(found.models) > 1 else {}
+        row |= {"model": model} if len(files) > 1 else {}
         rows.append(row | ({"models": [name]} if len(given) > 1 else {}))
     return _document(given, models, rows, "cpu")
 
@@ -368,7 +368,7 @@ def _models(given: Sequence[str], chosen: Sequence[str]) -> list[_Model]:
 def _in_folder(folder: Path) -> tuple[list[Path], list[Path]]:
     """The GGUF files of a folder, else its checkpoint, else those of the folders in it. Raises
     WeightsError."""
-    if files := gguf_files.in_folder(folder):
+    if files := gguf_files.below(folder, depth=0):
         return files, []
     if not (folder / CONFIG).exists():
         files = gguf_files.below(folder)

@@ -24,8 +24,7 @@ from harness.config.plan import Cell
 from harness.config.variants import InlineShape, safe_name
 from harness.machine import ProbeError
 from harness.models import check, layout, locate
-from harness.models.checkpoint import CheckpointError, read
-from harness.models.locate import WeightsError
+from harness.models.locate import WeightsError, read
 from harness.models.make import FULL_TYPES
 from harness.recommend import answer, candidates, commands, examples, quality_loss
 from harness.recommend.answer import Choice
@@ -145,14 +144,14 @@ def model_from(given: str) -> Given:
         found = read(path)
         if found.format == "gguf":
             path = found.path  # of a folder
-        quant = locate.local(path).quant if found.format == "gguf" else None
-    except (CheckpointError, WeightsError) as wrong:
+        quant = found.quant if found.format == "gguf" else None
+    except WeightsError as wrong:
         raise Mistake(printable(str(wrong))) from wrong
     if found.decoder is None:
         raise Mistake(
             f"{printable(given)}: the layers of {found.architecture or 'this architecture'} are not known"
         )
-    if found.format == "safetensors" and found.quantization:
+    if found.format == "hf" and found.quantization:
         loads = check.loaded_by(found.stored, found.packing) if found.stored else ""
         raise Mistake(
             f"{printable(given)}: is {found.quantization}; recommend compares types that are made of 16-bit"

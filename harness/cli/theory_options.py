@@ -37,7 +37,7 @@ from harness.theory.names import NotUnderstood
 from harness.theory.tensors import ALL_QUANTS, QUANTS, Packing, Tensor
 
 if TYPE_CHECKING:
-    from harness.models.checkpoint import Checkpoint
+    from harness.models.locate import Ready
 
 
 # Resolve names on the command line of `harness theory`: models or files, machines, quantizations.
@@ -352,13 +352,13 @@ def _number(text: str) -> float:
 # A model of `harness theory` by the headers of its files: its name, its layers, its weights as stored.
 
 
-def _read(given: str) -> Checkpoint:
+def _read(given: str) -> Ready:
     """The headers of a model's files. Raises Mistake."""
-    from harness.models.checkpoint import CheckpointError, read
+    from harness.models.locate import WeightsError, read
 
     try:
         return read(Path(given))
-    except CheckpointError as wrong:
+    except WeightsError as wrong:
         raise Mistake(printable(str(wrong))) from wrong
 
 
@@ -373,7 +373,7 @@ def file(given: str) -> tuple[str, Decoder | None, bool, Form | None, bool]:
 _OF_DECODER = re.compile(r"^dec\.|(?:^|\.)decoder\.")
 
 
-def _form(given: str, checkpoint: Checkpoint) -> Form | None:
+def _form(given: str, checkpoint: Ready) -> Form | None:
     """The form of the weights in a model's files, with messages on quantized ones: who loads them, and the
     bits of their matrices; None where the bytes are not known."""
     from harness.models.check import loaded_by, loading
@@ -424,7 +424,7 @@ def _matrices(found: Mapping[float, Sequence[str]]) -> str:
     )
 
 
-def _loaded(checkpoint: Checkpoint) -> tuple[Tensor, ...]:
+def _loaded(checkpoint: Ready) -> tuple[Tensor, ...]:
     """A tied model's second copy of the embedding is not loaded."""
     return tuple(t for t in checkpoint.tensors if not (checkpoint.tied and t.part == "lm_head"))
 

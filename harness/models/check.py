@@ -6,40 +6,40 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from harness.base import bounds
-from harness.base.files import JsonFileError, object_of
+from harness.base.files import JsonFileError
 from harness.base.text import list_named
-from harness.models import checkpoint, layout
-from harness.models.checkpoint import CheckpointError
-from harness.models.config_json import CONFIG, PACKING_FILES, read_config_json, separate_packing
+from harness.models import layout
+from harness.models.config_json import CONFIG, PACKING_FILES, separate_packing, settings_in
 from harness.models.gguf_keys import rotary_of
 from harness.models.locate import Ready, WeightsError, WeightsRefused, WeightsUnavailable, attention
-from harness.models.make import FULL_TYPES, config_of, gguf_layout_of, layout_of
-from harness.models.packed_layers import mismatch, of_layer
+from harness.models.make import FULL_TYPES, config_of, layout_of
+from harness.models.packed_layers import mismatch
 from harness.stacks.header import Header, Options, stacks
 from harness.theory import tensors
 from harness.theory.decoder import Decoder
-from harness.theory.hf_config import ConfigJsonError, Quantization, quantization_configs, shown
+from harness.theory.hf_config import ConfigJsonError, Quantization, packing_of, quantization_configs, shown
 from harness.theory.known_models import Described
-from harness.theory.tensors import FORMATS, KINDS, LINEAR, Packing, Tensor
+from harness.theory.tensors import FORMATS, KINDS, LINEAR, Packing
 
+_UNKNOWN = "of an unknown type"
 _LAYOUTS = {"gptq": ("gptq", "gptq_v2"), "awq": ("gemm",)}  # layouts that we can count and unpack
 
 
-def check_shape(ready: Ready, made: Decoder) -> None:
+def check_shape(ready: Ready, shape: Decoder) -> None:
     """Raises WeightsError for weights that do not match the shape in the config."""
-    if not made.is_dense:
-        for key in ("count", "hidden_size", "experts", "experts_used"):
-            given, named = getattr(ready.not_dense, key, None), getattr(made, key)
-            if ready.not_dense and given != named:
-                what = key.replace("_", " ").replace("count", "layers")
-                raise WeightsError(f"{ready.path}: has {what} {given}, but the config's shape has {named}")
-        return
-    dimensions = attention(made)
-    for key, value in (ready.attention or {}).items():
-        if value != dimensions[key]:
-            named, what = dimensions[key], key.replace("_", " ")
-            raise WeightsError(f"{ready.path}: has {what} {value}, but the config's shape has {named}")
+    if shape.is_dense:
+        stored, wanted = ready.attention or {}, attention(shape)
+    else:
+        stored, wanted = (
+            {key: getattr(decoder, key) for key in ("count", "hidden_size", "experts", "experts_used")}
+            if decoder
+            else {}
+            for decoder in (ready.not_dense, shape)
+        )
+    for key, value in stored.items():
+        if value != wanted[key]:
+            what = key.replace("_", " ").replace("count", "layers")
+            raise WeightsError(f"{ready.path}: has {what} {value}, but the config's shape has {wanted[key]}")
 
 
 def check_types(ready: Ready, header: Header) -> None:
@@ -62,22 +62,23 @@ def _has_types_of_ik(header: Header) -> bool:
 def check_quantizable(ready: Ready, quant: str) -> None:
     """Raises WeightsError for a file that is quantized already, to another type."""
     if ready.quant not in FULL_TYPES:
-        stored = ready.quant or "of an unknown type"
-        raise WeightsError(f"{ready.path}: is {stored}; {quant} was requested, which needs f16 weights")
+        raise WeightsError(
+            f"{ready.path}: is {ready.quant or _UNKNOWN}; {quant} was requested, which needs f16 weights"
+        )
 
 
 def check_convertible(ready: Ready) -> None:
     """Raises WeightsError for a checkpoint that is not converted to GGUF: quantized already, of another
     architecture, or computed differently there."""
     if ready.quant not in FULL_TYPES:
-        stored = ready.quant or "of an unknown type"
+        stored = ready.quant or _UNKNOWN
         raise WeightsRefused(f"{ready.path}: is {stored}; only 16- and 32-bit weights are converted to GGUF")
     if ready.architecture not in layout.KINDS:
         raise WeightsUnavailable(
             f"{ready.path}: is {ready.architecture}, which is not converted to GGUF here"
         )
     try:
-        layout.check_gguf(object_of(ready.path / CONFIG, bounds.CONFIG_JSON_BYTES))
+        layout.check_gguf(settings_in(ready.path / CONFIG))
     except (ConfigJsonError, layout.NoLayout) as why:
         raise WeightsUnavailable(f"{ready.path}: {why}") from why
 
@@ -91,7 +92,7 @@ def check_synthetic(model: Described, form: str, header: Header) -> None:
         raise WeightsUnavailable(
             f"only dense models are packed as {form} here; this one is {model.decoder.arch}"
         )
-    (gguf_layout_of if form == "gguf" else layout_of)(config)
+    layout_of(config, form)
 
 
 def _check_architecture(name: str, header: Header, config: Mapping[str, Any]) -> None:
@@ -116,16 +117,22 @@ def _check_architecture(name: str, header: Header, config: Mapping[str, Any]) ->
 
 def check_loadable(ready: Ready, requested: Packing | None, header: Header, options: Options) -> None:
     """Raises WeightsError for weights that a checkpoint stack does not load as they are: a GGUF, weights with
-    other packing than requested (null: none), and quantized ones that the stack does not apply, which its
+    other packing than requested (None: none), and quantized ones that the stack does not apply, which its
     libraries may load as another model. `options`: resolved."""
     stack, stored = header.stack, ready.stored
     if ready.format != "hf":
         raise WeightsError(f"stack {stack} needs a Hugging Face checkpoint, but {ready.path} is a GGUF")
-    config = object_of(ready.path / CONFIG, bounds.CONFIG_JSON_BYTES)
-    _check_wrapper(ready, header, config)
+    config = settings_in(ready.path / CONFIG)
+    kind = config.get("model_type")
+    is_wrapper = isinstance(config.get("text_config"), Mapping)
+    if is_wrapper and header.wrappers is not None and kind not in header.wrappers:
+        raise WeightsUnavailable(
+            f"{ready.path}: is {kind}, a multimodal model that stack {stack} does not load; name a checkpoint"
+            " of its language model"
+        )
     _check_architecture(str(ready.path), header, config)
     if requested:
-        check(ready, requested, stack)
+        check_packing(ready, requested, header)
     elif stored and stored.method in header.dequantizes:
         if stored.obstacle:
             raise WeightsRefused(
@@ -181,116 +188,101 @@ def loaded_by(stored: Quantization, packing: Packing | None = None) -> str:
     return ", and ".join(clauses)
 
 
-def _check_wrapper(ready: Ready, header: Header, config: Mapping[str, Any]) -> None:
-    """Raises WeightsUnavailable for a multimodal model that the stack does not load."""
-    kind = config.get("model_type")
-    wraps = isinstance(config.get("text_config"), Mapping)
-    if wraps and header.wrappers is not None and kind not in header.wrappers:
-        raise WeightsUnavailable(
-            f"{ready.path}: is {kind}, a multimodal model that stack {header.stack} does not load;"
-            " name a checkpoint of its language model"
-        )
-
-
-def check(ready: Ready, requested: Packing, stack: str) -> None:
+def check_packing(ready: Ready, requested: Packing, header: Header) -> None:
     """Raises WeightsError for a checkpoint with another packing than requested or stated in its config, or
     whose layers differ, unless its settings say so and the stack loads such.
 
     A synthetic one of 16 or 32 bits is valid: it is packed here.
     """
-    wanted, has = requested.method.upper(), ready.packing
-    if has is None:
+    stack, wanted, packing = header.stack, requested.method.upper(), ready.packing
+    if packing is None:
         if ready.quant not in FULL_TYPES:
             raise WeightsRefused(f"stack {stack} needs {wanted} weights, but {ready.path} is {ready.quant}")
         if ready.synthetic:
             return
         needs = f"quantizing to {wanted} needs calibration data, which the harness lacks"
         raise WeightsError(f"{ready.path}: is {ready.quant}; {needs}: name a quantized checkpoint")
-    if has.method != requested.method:
-        theirs = f"{has.method.upper()} ({has.bits} bits)"
+    if packing.method != requested.method:
+        theirs = f"{packing.method.upper()} ({packing.bits} bits)"
         raise WeightsError(f"stack {stack} needs {wanted} weights, but {ready.path} is {theirs}")
-    if has.bits != requested.bits:
+    if packing.bits != requested.bits:
         raise WeightsError(
-            f"{ready.path}: has {has.bits} bits, and {requested.bits} were requested of {stack}"
+            f"{ready.path}: has {packing.bits} bits, and {requested.bits} were requested of {stack}"
         )
     try:
-        rules = _rules(ready.path)
-        mixed = stacks()[stack].mixed_layers and bool(rules or _packs_head(ready.path))
-        if rules and not mixed:
+        settings = [inner for _, inner in quantization_configs(settings_in(ready.path / CONFIG))]
+        beside = [settings_in(path) for name in PACKING_FILES if (path := ready.path / name).exists()]
+        rules = next((rule for each in (*settings, *beside) if (rule := _first_rule(each))), None)
+        packs_head = any(each.get("lm_head") is True for each in settings)
+        is_mixed = header.mixed_layers and bool(rules or packs_head)
+        if rules and not is_mixed:
             raise WeightsRefused(
                 f"{ready.path}: has rules for single layers (dynamic: {rules}), so its weights are not all"
-                f" {has.words}"
+                f" {packing.words}"
             )
-        name = _settings(ready.path, has, stacks()[stack])
-        found = checkpoint.read(ready.path, needs_shape=False)
-        _check_tensors(ready.path, name, has, {tensor.name: tensor for tensor in found.tensors}, mixed)
-    except (CheckpointError, JsonFileError) as damage:
+        _check_tensors(ready, packing, _checked_settings(ready.path, packing, header), is_mixed)
+    except (ConfigJsonError, JsonFileError) as damage:
         raise WeightsError(str(damage)) from damage
 
 
-def _settings(folder: Path, packing: Packing, header: Header) -> str:
+def _first_rule(settings: Mapping[str, object]) -> str | None:
+    """The first of GPTQModel's rules by layer, which override its settings; None without one."""
+    rules = settings.get("dynamic")
+    return shown(next(iter(rules))) if isinstance(rules, Mapping) and rules else None
+
+
+def _checked_settings(folder: Path, packing: Packing, header: Header) -> str:
     """The name of the file with a folder's packing settings. Libraries read one or the other: both must
     agree, in a layout that the stack loads. Raises WeightsError, JsonFileError."""
-    inline = read_config_json(folder / "config.json", needs_shape=False).packing
-    separate = separate_packing(folder)
-    name, layout = "config.json", packing.layout
-    if separate and separate[1].method == packing.method:
-        name, layout = separate[0].name, separate[1].layout
+    has_inline = packing_of(settings_in(folder / CONFIG)) is not None
+    name, separate = separate_packing(folder)
+    layouts = [packing.layout]
+    if separate and separate.method == packing.method:
+        layouts.append(separate.layout)
         for key in ("bits", "group_size", "act_order", "symmetric"):
-            ours, theirs = getattr(packing, key), getattr(separate[1], key)
+            ours, theirs = getattr(packing, key), getattr(separate, key)
             if ours != theirs:
                 words = f"config.json has {key} {_as_json(ours)}, but {name} has {_as_json(theirs)}"
                 raise WeightsError(f"{folder}: {words}")
-    for named in (packing.layout, layout):
-        if named not in (known := _layouts(packing, header)):
-            method, loads = packing.method.upper(), " or ".join(known)
+    loadable = _layouts(packing, header)
+    for stored in layouts:
+        if stored not in loadable:
+            method, loads = packing.method.upper(), " or ".join(loadable)
             raise WeightsError(
-                f"{folder}: is {method} in the layout {named}; stack {header.stack} loads only {loads}"
+                f"{folder}: is {method} in the layout {stored}; stack {header.stack} loads only {loads}"
             )
-    return "config.json" if inline else name
-
-
-def _rules(folder: Path) -> str | None:
-    """The first of GPTQModel's rules by layer, which override its settings; null without one."""
-    for path in (folder / "config.json", *(folder / name for name in PACKING_FILES)):
-        config = object_of(path, bounds.CONFIG_JSON_BYTES) if path.exists() else {}
-        for given in (config, *(each for _, each in quantization_configs(config))):
-            if isinstance(rules := given.get("dynamic"), Mapping) and rules:
-                return shown(next(iter(rules)))
-    return None
-
-
-def _packs_head(path: Path) -> bool:
-    """Whether the settings say that lm_head is packed."""
-    given = object_of(path / CONFIG, bounds.CONFIG_JSON_BYTES)
-    return any(each.get("lm_head") is True for _, each in quantization_configs(given))
+    return CONFIG if has_inline else name
 
 
 def _as_json(value: object) -> str:
     return str(value).lower()
 
 
-def _check_tensors(
-    folder: Path, name: str, packing: Packing, tensors: Mapping[str, Tensor], mixed: bool
-) -> None:
-    """Check that every packed layer has all its tensors, in the sizes given by bits and group size. `mixed`:
-    of each layer its own, and some may be unpacked."""
+def _check_tensors(ready: Ready, packing: Packing, settings_name: str, is_mixed: bool) -> None:
+    """Check that every packed layer has all its tensors, in the sizes given by bits and group size.
+    `is_mixed`: of each layer its own, and some may be unpacked."""
     kinds = KINDS if packing.method == "gptq" else KINDS[:3]
-    split = (tensor.rpartition(".") for tensor in tensors)
-    layers = dict.fromkeys(layer for layer, _, kind in split if kind in KINDS)
-    if not layers:
-        raise WeightsError(f"{folder}: its {name} has {packing.words}, but no tensor is packed")
-    for tensor in () if mixed else tensors.values():
-        if tensor.part == "lm_head" and tensor.name.rpartition(".")[2] in KINDS:
-            raise WeightsRefused(f"{folder}: {tensor.name} is packed; only the layers' matrices may be here")
-        if tensor.part in LINEAR and tensor.name.endswith(".weight"):
+    dims_by_layer: dict[str, dict[str, tuple[int, ...]]] = {}
+    for tensor in ready.tensors:
+        layer, _, kind = tensor.name.rpartition(".")
+        if kind in KINDS:
+            dims_by_layer.setdefault(layer, {})[kind] = tensor.dims
+    if not dims_by_layer:
+        raise WeightsError(f"{ready.path}: its {settings_name} has {packing.words}, but no tensor is packed")
+    for tensor in () if is_mixed else ready.tensors:
+        kind = tensor.name.rpartition(".")[2]
+        if tensor.part == "lm_head" and kind in KINDS:
             raise WeightsRefused(
-                f"{folder}: {tensor.name[:80]} is {tensor.type}, so its weights are not all {packing.words}"
+                f"{ready.path}: {tensor.name} is packed; only the layers' matrices may be here"
             )
-    for layer in layers:
-        for kind in kinds:
-            if f"{layer}.{kind}" not in tensors:
-                raise WeightsError(f"{folder}: {layer} lacks its {kind}")
-        dims = {kind: tensors[f"{layer}.{kind}"].dims for kind in kinds}
-        if wrong := mismatch(of_layer(packing, dims) if mixed else packing, layer, dims):
-            raise WeightsError(f"{folder}: its {name} has {wrong}")
+        if tensor.part in LINEAR and kind == "weight":
+            raise WeightsRefused(
+                f"{ready.path}: {tensor.name[:80]} is {tensor.type}, so its weights are not all"
+                f" {packing.words}"
+            )
+    for layer, stored in dims_by_layer.items():
+        if missing := next((kind for kind in kinds if kind not in stored), None):
+            raise WeightsError(f"{ready.path}: {layer} lacks its {missing}")
+        dims = {kind: stored[kind] for kind in kinds}
+        if wrong := mismatch(packing, layer, dims, is_mixed):
+            raise WeightsError(f"{ready.path}: its {settings_name} has {wrong}")

@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from harness.base.files import cache_folder, drop
-from harness.models.file_samples import sampled
-from harness.models.locate import digest
+from harness.models.fingerprints import digest, sampled
 from harness.stacks.header import Header, Options, runners_folder
 
 MANIFEST = "harness-manifest.json"
@@ -37,7 +36,7 @@ def seal(folder: Path) -> None:
 
 
 def found(folder: Path) -> EngineFiles | None:
-    """The files of a folder that are as its manifest says; null without one. A damaged folder is deleted, to
+    """The files of a folder that are as its manifest says; None without one. A damaged folder is deleted, to
     be made again."""
     if not folder.exists():
         return None

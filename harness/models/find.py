@@ -127,7 +127,7 @@ def _type(path: Path) -> str | None:
     if kind := gguf_files.type_in(path.name):
         return _SPELLINGS.get(kind, kind)
     with contextlib.suppress(WeightsError):
-        return locate.local(path).quant
+        return locate.read(path, needs_shape=False).quant
     return None
 
 
@@ -193,21 +193,12 @@ def _in_hub_cache() -> Iterator[Stored]:
     cache = hub.cache_of_hub()
     for path in _listed(cache, f"{HUB_MODEL}*"):
         repo = path.name.removeprefix(HUB_MODEL).replace("--", "/", 1)
-        if snapshot := _snapshot(path):
-            folder, revision = snapshot
-            if model := _in_folder(folder, repo, f"the hub's cache {cache}"):
-                yield replace(model, revision=revision)
-
-
-def _snapshot(repository: Path) -> tuple[Path, str] | None:
-    """The folder of the commit that main is at, and `main`; else the newest folder, and its commit."""
-    with contextlib.suppress(OSError, UnicodeDecodeError):
-        path = repository / "snapshots" / (repository / "refs" / "main").read_text().strip()
-        if path.is_dir() and path.parent.name == "snapshots":
-            return path, "main"
-    folders = [path for path in _listed(repository / "snapshots", "*") if path.is_dir()]
-    newest = max(folders, key=lambda folder: folder.stat().st_mtime, default=None)
-    return (newest, newest.name) if newest else None
+        with contextlib.suppress(OSError):
+            main, folders = locate.snapshots(path)
+            newest = max(folders, key=lambda folder: folder.stat().st_mtime, default=None)
+            folder = main or newest
+            if folder and (model := _in_folder(folder, repo, f"the hub's cache {cache}")):
+                yield replace(model, revision="main" if main else folder.name)
 
 
 def _of_lm_studio() -> Iterator[Stored]:

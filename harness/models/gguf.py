@@ -1,4 +1,9 @@
-"""GGUF files: header, metadata, split files."""
+"""GGUF headers: scalars and tensor sizes, of one file or of all parts of a split model.
+
+Weights and the vocabulary's strings are skipped. Every length is checked against the file before anything is
+read or allocated for it, and a Budget bounds the time per header. A file that ggml's own reader rejects is
+rejected here too. Format: ggml's docs/gguf.md.
+"""
 
 from __future__ import annotations
 
@@ -7,29 +12,23 @@ import os
 import re
 import stat
 import struct
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
+from io import BufferedReader, FileIO
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from harness.base import bounds
 from harness.base.text import plural, printable
 from harness.models import not_a_model
 from harness.theory import tensors
-from harness.theory.tensors import Sizes, Tensor, bytes_by_type, read_in_part
-
-# Read a GGUF header: scalars and tensor sizes; weights and the vocabulary's strings are skipped.
-#
-# Format: ggml's docs/gguf.md. Every length is checked against the file before anything is read or allocated
-# for it, and a Budget bounds the time per header. A file that ggml's own reader rejects is rejected here
-# too.
-
+from harness.theory.tensors import Tensor
 
 # Bytes of each metadata scalar, by its type number, with struct's code.
 _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 _STRING, _ARRAY = 8, 9
 _MOST_DIMENSIONS = 4
 _ALIGNMENT = 32  # of tensors, in bytes, where the metadata name none
-_CHUNK = 64 << 10  # bytes read ahead: a small header without a vocabulary is one read
+_READ_AHEAD = 64 << 10  # bytes: a small header without a vocabulary is one read
 _WORD = struct.Struct("<Q")
 _SPLIT_KEYS = ("split.no", "split.count", "split.tensors.count")
 
@@ -60,20 +59,18 @@ class Budget:
 class GgufHeader:
     """`metadata`: scalars and short strings; those in `arrays` are arrays, and their value is their length.
 
-    `digest`: of the header's bytes without the skipped ones. `end`: of the last tensor, in bytes of the file.
+    `digest`: of the header's bytes without the skipped ones. `files`: of the model, the first part first.
     """
 
     metadata: dict[str, Any]
     tensors: dict[str, Tensor]
     digest: str
-    arrays: frozenset[str] = field(default=frozenset())
-    end: int = 0
+    arrays: frozenset[str]
+    files: tuple[Path, ...]
 
-    @property
-    def padded_end(self) -> int:
-        """The furthest end of a file: GGUF writers pad the last tensor, too, to the alignment."""
-        alignment: int = self.metadata.get("general.alignment", _ALIGNMENT)
-        return -(-self.end // alignment) * alignment
+    def key(self, name: str) -> str:
+        """The whole name of one of the architecture's keys."""
+        return f"{self.architecture}.{name}"
 
     @property
     def architecture(self) -> str:
@@ -82,56 +79,27 @@ class GgufHeader:
     @property
     def quant(self) -> str | None:
         """The type that `general.file_type` names (a guess or a copy at times) if the tensors have it, else
-        that of most of the layers' matrices; null without matrices."""
+        that of most of the layers' matrices; None without matrices."""
         number = self.integer("general.file_type")
         named = None if number is None else tensors.FILE_TYPES.get(number)
         return tensors.type_of_file([*self.tensors.values()], named)
 
-    @property
-    def synthetic(self) -> bool:
-        """Whether the harness generated it (or its source); the model's name has the mark."""
-        return "(synthetic, random weights)" in str(self.metadata.get("general.name"))
-
-    @property
-    def vocab_size(self) -> int | None:
-        """Rows of the input embedding, the number of token ids; null if it is missing or malformed."""
-        embedding = self.tensors.get("token_embd.weight")
-        return embedding.dims[0] if embedding and len(embedding.dims) == 2 else None
-
-    @property
-    def has_vocabulary(self) -> bool:
-        return "tokenizer.ggml.tokens" in self.metadata
-
-    def weights(self) -> Sizes:
-        """Bytes and elements of all tensors, by type."""
-        decoded = self.decoded()
-        by_type = bytes_by_type(self.tensors.values())
-        draft_bytes = sum(by_type.values()) - sum(tensor.bytes for tensor in decoded)
-        embedding = self.tensors.get("token_embd.weight")
-        return {
-            "model_bytes": sum(by_type.values()),
-            "parameters": sum(tensor.elements for tensor in self.tensors.values()),
-            "bytes_by_type": by_type,
-            "input_embedding_bytes": embedding.bytes if embedding else 0,
-            "tied": "output.weight" not in self.tensors,
-            **({"draft_bytes": draft_bytes} if draft_bytes else {}),  # type: ignore[typeddict-item]
-            **read_in_part(decoded),  # type: ignore[typeddict-item]
-        }
-
     def attention(self) -> dict[str, int] | None:
-        """Layers, KV heads and head size of the KV cache; null if the header lacks them or they differ by
+        """Layers, KV heads and head size of the KV cache; None if the header lacks them or they differ by
         layer."""
         layers, heads, width = (
-            self._count(key) for key in ("block_count", "attention.head_count", "embedding_length")
+            self.count(name) for name in ("block_count", "attention.head_count", "embedding_length")
         )
-        if not (layers and heads and width) or f"{self.architecture}.attention.head_count_kv" in self.arrays:
+        if not (layers and heads and width) or self.key("attention.head_count_kv") in self.arrays:
             return None
-        kv_heads = self._count("attention.head_count_kv") or heads
-        head_dim = self._count("attention.key_length") or width // heads
+        kv_heads = self.count("attention.head_count_kv", heads)
+        head_dim = self.count("attention.key_length", width // heads)
+        if kv_heads is None or head_dim is None:
+            return None
         return {"layers": layers - self.draft_layers, "kv_heads": kv_heads, "head_dim": head_dim}
 
     def integer(self, key: str) -> int | None:
-        """A whole number of the metadata; null if it is absent or not a number, such as an array."""
+        """A whole number of the metadata; None if it is absent or not a number, such as an array."""
         value = self.metadata.get(key)
         whole = isinstance(value, int) and not isinstance(value, bool) and key not in self.arrays
         return value if whole else None
@@ -140,15 +108,16 @@ class GgufHeader:
     def draft_layers(self) -> int:
         """The last layers that only draft a next token (multi-token prediction): plain decode does not load
         them."""
-        return self._count("nextn_predict_layers") or 0
+        return self.count("nextn_predict_layers") or 0
 
     def decoded(self) -> list[Tensor]:
         """The tensors without the draft layers."""
-        drafts, end = self.draft_layers, (self._count("block_count") or 0) - self.draft_layers
+        drafts, end = self.draft_layers, (self.count("block_count") or 0) - self.draft_layers
         return [t for t in self.tensors.values() if not drafts or tensors.layer_of(t.name) < end]
 
-    def _count(self, key: str) -> int | None:
-        value = self.integer(f"{self.architecture}.{key}")
+    def count(self, name: str, default: int | None = None) -> int | None:
+        """A positive whole number of the architecture's keys; None for anything else."""
+        value = self.integer(self.key(name)) if self.key(name) in self.metadata else default
         return value if value and value > 0 else None
 
 
@@ -160,25 +129,27 @@ def read(path: Path, budget: Budget | None = None) -> GgufHeader:
         try:
             if cut := not_a_model.piece(path):
                 raise GgufError(cut)
-            header = _header(reader)
-            file.seek(header.end)
-            if joined := not_a_model.joined(file.read(not_a_model.BYTES_NEEDED)):
-                raise GgufError(joined)
-            if (surplus := reader.size - header.padded_end) > 0:
+            header, end = _header(path, reader)
+            if (surplus := reader.size - _aligned(end, _alignment(header))) > 0:
                 raise GgufError(
                     f"{surplus:,} bytes of the file belong to no tensor: its tensor count"
-                    f" ({len(header.tensors)}) is wrong or something was appended; fetch the file again"
+                    f" ({len(header.tensors)}) is wrong, or something was appended, as by cat the parts of a"
+                    " split model; fetch the file again"
                 )
         except GgufError as damage:
             raise GgufError(f"{path}: {damage}") from damage
     return header
 
 
-def _header(reader: _Reader) -> GgufHeader:
-    if (start := reader.peek(not_a_model.BYTES_NEEDED))[:4] != not_a_model.GGUF:
-        raise GgufError(not_a_model.cause(start, reader.size) or _not_gguf(start[:4]))
-    reader.take(len(not_a_model.GGUF))
-    version, n_tensors, n_metadata = reader.unpack("<IQQ")
+def _header(path: Path, reader: _Reader) -> tuple[GgufHeader, int]:
+    """The header, and the end of the last tensor in the file."""
+    if (start := reader.start)[:4] != not_a_model.GGUF:
+        begins = printable(start[:4].decode("latin-1"))
+        raise GgufError(
+            not_a_model.cause(start, reader.size)
+            or f"not a GGUF file: it begins with {begins}, not GGUF; fetch it again, or name another"
+        )
+    _, version, n_tensors, n_metadata = reader.unpack("<4sIQQ")
     if version not in (2, 3):
         raise GgufError(
             f"GGUF version {version} is not supported, only 2 and 3: fetch the file again, or convert"
@@ -196,28 +167,23 @@ def _header(reader: _Reader) -> GgufHeader:
             arrays.add(key)
     tensors: dict[str, Tensor] = {}
     offsets: list[int] = []
-    for read_so_far in range(n_tensors):
-        length = reader.peek(_WORD.size)
-        if len(length) == _WORD.size and not 0 < _WORD.unpack(length)[0] <= bounds.GGUF_STRING_BYTES:
-            raise GgufError(  # padding or values, read as the next entry
-                f"its tensor count ({n_tensors}) is wrong: it lists {plural(read_so_far, 'tensor')}; fetch"
+    for _ in range(n_tensors):
+        (length,) = reader.unpack("<Q")
+        if not 0 < length <= bounds.GGUF_STRING_BYTES:  # padding or values, read as the next entry
+            raise GgufError(
+                f"its tensor count ({n_tensors}) is wrong: it lists {plural(len(tensors), 'tensor')}; fetch"
                 " the file again"
             )
-        name = reader.string()
+        name = reader.text(length)
         if name in tensors:
             raise GgufError(f"tensor {name[:60]!r} occurs twice")
         tensors[name], offset = _tensor(reader, name)
         offsets.append(offset)
-    header = GgufHeader(metadata, tensors, reader.digest.hexdigest()[:16], frozenset(arrays))
+    header = GgufHeader(metadata, tensors, reader.digest.hexdigest()[:16], frozenset(arrays), (path,))
     for key in (*_SPLIT_KEYS, "general.alignment"):
         if key in metadata and header.integer(key) is None:
             raise GgufError(f"{key} is not a whole number")
-    return replace(header, end=_data_end(header, offsets, reader))
-
-
-def _not_gguf(start: bytes) -> str:
-    begins = printable(start.decode("latin-1"))
-    return f"not a GGUF file: it begins with {begins}, not GGUF; fetch it again, or name another"
+    return header, _data_end(header, offsets, reader)
 
 
 def _tensor(reader: _Reader, name: str) -> tuple[Tensor, int]:
@@ -241,14 +207,12 @@ def _tensor(reader: _Reader, name: str) -> tuple[Tensor, int]:
 def _data_end(header: GgufHeader, offsets: list[int], reader: _Reader) -> int:
     """The end of the last tensor in the file. Tensors must follow each other in the header's order, each at
     the next multiple of the alignment, as gguf_init_from_file demands, and end within the file."""
-    alignment: int = header.metadata.get("general.alignment", _ALIGNMENT)
+    alignment = _alignment(header)
     if not 0 < alignment <= 1 << 20 or alignment & (alignment - 1):
         raise GgufError(f"invalid alignment {alignment}")
-    data_start = -(-reader.position // alignment) * alignment
-    end = 0
+    data_start, end = _aligned(reader.position, alignment), 0
     for (name, tensor), offset in zip(header.tensors.items(), offsets, strict=True):
-        expected = -(-end // alignment) * alignment
-        if offset != expected:
+        if offset != (expected := _aligned(end, alignment)):
             raise GgufError(
                 f"tensor {name[:60]!r} begins at offset {offset}, expected {expected}:"
                 " llama.cpp refuses such a file"
@@ -262,29 +226,31 @@ def _data_end(header: GgufHeader, offsets: list[int], reader: _Reader) -> int:
     return data_start + end
 
 
+def _alignment(header: GgufHeader) -> int:
+    return int(header.metadata.get("general.alignment", _ALIGNMENT))
+
+
+def _aligned(size: int, alignment: int) -> int:
+    """The next multiple: GGUF writers pad the header and each tensor, the last one too."""
+    return -(-size // alignment) * alignment
+
+
 class _Reader:
     """Reads bytes from the front of a file, never past its end, and hashes the bytes read (not those
-    skipped)."""
+    skipped). `start`: the first ones."""
 
-    def __init__(self, file: BinaryIO, size: int, budget: Budget) -> None:
-        self._file, self.size, self.budget, self.position = file, size, budget, 0
-        self._chunk, self._at = b"", 0  # bytes read ahead, and the offset of `position` in them
+    def __init__(self, file: FileIO, size: int, budget: Budget) -> None:
+        self._file, self.size, self.budget, self.position = BufferedReader(file, _READ_AHEAD), size, budget, 0
+        self.start = self._file.peek(not_a_model.BYTES_NEEDED)[: not_a_model.BYTES_NEEDED]
         self.digest = hashlib.sha256()
 
     def take(self, count: int) -> bytes:
         self._claim(count)
-        if self._at + count > len(self._chunk):
-            self._read_ahead(count)
-        taken = self._chunk[self._at : self._at + count]
-        self._at += count
+        taken = self._file.read(count)
+        if len(taken) < count:  # it became shorter while it was read
+            raise GgufError("cut short: the file ends within its header; fetch it again")
         self.digest.update(taken)
         return taken
-
-    def peek(self, count: int) -> bytes:
-        """Up to so many of the next bytes, without advancing."""
-        if self._at + count > len(self._chunk):
-            self._read_ahead(min(count, self.size - self.position))
-        return self._chunk[self._at : self._at + count]
 
     def unpack(self, form: str) -> tuple[Any, ...]:
         return struct.unpack(form, self.take(struct.calcsize(form)))
@@ -293,6 +259,9 @@ class _Reader:
         (length,) = self.unpack("<Q")
         if length > bounds.GGUF_STRING_BYTES:
             raise GgufError(f"a string claims {length} bytes")
+        return self.text(length)
+
+    def text(self, length: int) -> str:
         self.budget.spend("text", length, "over 16 MiB of text")
         return self.take(length).decode("utf-8", "replace")
 
@@ -313,42 +282,27 @@ class _Reader:
             raise GgufError("nested or unknown arrays in the metadata")
         return count
 
-    def _skip_strings(self, count: int) -> None:
-        """Read the lengths and skip the bytes, a chunk at a time, 0.1 us a string."""
-        self.budget.spend("strings", count, f"an array of {count} strings")
-        unpack, left = _WORD.unpack_from, count
+    def _skip_strings(self, left: int) -> None:
+        """Read the lengths and skip the bytes, all that is read ahead at once: 0.1 us a string."""
+        self.budget.spend("strings", left, f"an array of {left} strings")
         while left:
-            if len(self._chunk) - self._at < _WORD.size:
-                self._read_ahead(_WORD.size)
-            chunk, at, lengths = self._chunk, self._at, []
-            last = len(chunk) - _WORD.size
+            ahead, at, lengths = self._file.peek(), 0, []
+            last = len(ahead) - _WORD.size
             while at <= last and left:
-                (length,) = unpack(chunk, at)
+                (length,) = _WORD.unpack_from(ahead, at)
                 lengths.append(length)
                 at += _WORD.size + length
                 left -= 1
-            self.digest.update(struct.pack(f"<{len(lengths)}Q", *lengths))
-            self._skip(at - self._at)
+            if lengths:
+                self.digest.update(struct.pack(f"<{len(lengths)}Q", *lengths))
+                self._skip(at)
+            else:  # the end of what is read ahead cuts a length
+                self._skip(self.unpack("<Q")[0])
+                left -= 1
 
     def _skip(self, count: int) -> None:
         self._claim(count)
-        self._at += count
-        if self._at > len(self._chunk):
-            self._file.seek(self._at - len(self._chunk), os.SEEK_CUR)
-            self._chunk, self._at = b"", 0
-
-    def _read_ahead(self, count: int) -> None:
-        """Read ahead until the chunk has this many bytes."""
-        kept = self._chunk[self._at :]
-        more = [kept]
-        have = len(kept)
-        while have < count:
-            read = self._file.read(max(count - have, _CHUNK))
-            if not read:
-                raise GgufError("cut short: the file ends within its header; fetch it again")
-            more.append(read)
-            have += len(read)
-        self._chunk, self._at = b"".join(more), 0
+        self._file.seek(count, os.SEEK_CUR)
 
     def _claim(self, count: int) -> None:
         """Advance by this many bytes, if the file has them."""
@@ -388,8 +342,9 @@ def read_whole(path: Path) -> GgufHeader:
             f"{part}, but its name is not that of a part, so the others cannot be found: name it"
             f" NAME-{number:05d}-of-{count:05d}.gguf as the others"
         )
+    paths = tuple(path.with_name(f"{name[1]}-{i:05d}-of-{name[3]}.gguf") for i in range(1, count + 1))
     headers = [
-        given if i == number else _part(_sibling(path, i), i, count, budget) for i in range(1, count + 1)
+        given if i == number else _part(part_path, i, count, budget) for i, part_path in enumerate(paths, 1)
     ]
     tensors: dict[str, Tensor] = {}
     for header in headers:
@@ -400,13 +355,7 @@ def read_whole(path: Path) -> GgufHeader:
     if claimed != len(tensors):
         raise GgufError(f"{part} that claims {claimed} tensors, and its parts have {len(tensors)}")
     digest = hashlib.sha256("".join(header.digest for header in headers).encode()).hexdigest()[:16]
-    return GgufHeader(headers[0].metadata, tensors, digest, headers[0].arrays)
-
-
-def files_of(path: Path, header: GgufHeader) -> list[Path]:
-    """The files of a model that read_whole read, the first part first."""
-    count = header.integer("split.count") or 0
-    return [_sibling(path, number) for number in range(1, count + 1)] if count > 1 else [path]
+    return replace(headers[0], tensors=tensors, digest=digest, files=paths)
 
 
 def whole_file(paths: list[Path]) -> list[Path]:
@@ -416,12 +365,6 @@ def whole_file(paths: list[Path]) -> list[Path]:
         name = _NAME.fullmatch(path.name)
         found.setdefault((name[1], name[3]) if name else (path.name,), path)
     return list(found.values())
-
-
-def _sibling(path: Path, number: int) -> Path:
-    name = _NAME.fullmatch(path.name)
-    assert name is not None
-    return path.with_name(f"{name[1]}-{number:05d}-of-{name[3]}.gguf")
 
 
 def _part(path: Path, number: int, count: int, budget: Budget) -> GgufHeader:

@@ -35,7 +35,7 @@ class StoredModel:
 
 
 def type_in(name: str) -> str | None:
-    """The type in the name of a file, in lower case; null: it has none."""
+    """The type in the name of a file, in lower case; None: it has none."""
     found = _TYPE.search(_stem(name))
     return found[1].lower() if found else None
 
@@ -51,21 +51,16 @@ def _stem(name: str) -> str:
     return re.sub(r"(-[0-9]{5}-of-[0-9]{5})?\.gguf$", "", name, flags=re.IGNORECASE)
 
 
-def in_folder(folder: Path) -> list[Path]:
-    """The GGUF models of a folder: a split one once, and no projector, adapter or encoder beside them."""
-    found = gguf.whole_file([path for path in folder.iterdir() if path.name.lower().endswith(".gguf")])
-    return [path for path in found if not gguf_model.is_other_kind(path)] if len(found) > 1 else found
-
-
-def below(folder: Path) -> list[Path]:
-    """The GGUF models of a folder and of those in it, without what is no language model. Raises OSError."""
-    found: list[Path] = []
+def below(folder: Path, depth: int = DEPTH) -> list[Path]:
+    """The GGUF models of a folder, and of those in it down to a depth: a split one once, and no projector,
+    adapter or encoder. Raises OSError."""
+    models: list[Path] = []
     for parent, folders, names in os.walk(folder):
-        depth = len(Path(parent).relative_to(folder).parts)
-        folders[:] = sorted(each for each in folders if not each.startswith(".")) if depth < DEPTH else []
+        is_deepest = len(Path(parent).relative_to(folder).parts) >= depth
+        folders[:] = [] if is_deepest else sorted(name for name in folders if not name.startswith("."))
         paths = [Path(parent, name) for name in names if name.lower().endswith(".gguf")]
-        found += gguf.whole_file([each for each in paths if each.is_file()])
-    return [path for path in found if not gguf_model.is_other_kind(path)]
+        models += gguf.whole_file([path for path in paths if path.is_file()])
+    return [path for path in models if not gguf_model.is_other_kind(path)]
 
 
 def stored_models(paths: Iterable[Path]) -> list[StoredModel]:
@@ -97,4 +92,5 @@ def stored_models(paths: Iterable[Path]) -> list[StoredModel]:
 def _identity(header: GgufHeader, name: str) -> object:
     named = without_type(str(header.metadata.get("general.name") or name)).lower()
     keys = (*(f"{header.architecture}.{key}" for key in _SHAPE), *_VOCABULARY)
-    return header.architecture, named, header.vocab_size, *map(header.metadata.get, keys)
+    rows = gguf_model.dims_of(header, "token_embd.weight")[:1]
+    return header.architecture, named, rows, *map(header.metadata.get, keys)

@@ -6,22 +6,20 @@ import difflib
 import math
 import re
 from collections import defaultdict
+from collections.abc import Iterable
 from pathlib import Path
 
-from harness.base import bounds
+from harness.base import bounds, data
 from harness.models import gguf, not_a_model
 from harness.models.gguf import GgufError, GgufHeader
 from harness.theory.decoder import Cache, Decoder, Layer, Piece, dense, in_runs
 from harness.theory.hf_config import shown
-
-# A dense Llama-like model from a GGUF header, checked against its tensors.
-
+from harness.theory.tensors import of_shape
 
 # llama.cpp's dense architectures with a gated feed-forward and RMS norms alone (Mistral 7B is a llama there).
 DENSE = ("llama", "qwen2", "qwen3")
 _LINEAR = ("attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down")
 _LONGEST_CONTEXT = 1 << 31
-_MATRIX = re.compile(r"blk\.[0-9]+\.[a-z_]+\.weight")
 
 
 class Contradiction(ValueError):
@@ -29,7 +27,7 @@ class Contradiction(ValueError):
 
 
 def dense_of(header: GgufHeader) -> Decoder | None:
-    """The dense model in a header; null: counts that differ by layer, or unusual tensors.
+    """The dense model in a header; None: counts that differ by layer, or unusual tensors.
 
     Vocabulary, biases, q and k norms and a tied lm_head follow from the tensors, as in llama.cpp. Raises
     Contradiction.
@@ -38,14 +36,14 @@ def dense_of(header: GgufHeader) -> Decoder | None:
     if len(embedding) != 2:
         return None
     counts = ("block_count", "feed_forward_length", "attention.head_count", "embedding_length")
-    if any(f"{header.architecture}.{key}" in header.arrays for key in (*counts, "attention.head_count_kv")):
+    if any(header.key(key) in header.arrays for key in (*counts, "attention.head_count_kv")):
         return None
     if any(f"blk.0.{name}.weight" not in header.tensors for name in _LINEAR):
         return None
-    layers, ffn, heads, width = (_needed(header, key) for key in counts)
-    vocab, hidden = embedding
-    if width != hidden:
-        raise Contradiction(_other_size(header, "token_embd.weight", f"embedding_length {width}"))
+    layers, ffn, heads, hidden = (_needed(header, key) for key in counts)
+    stored_layers = sum(name.endswith(".attn_norm.weight") for name in header.tensors)
+    if layers != stored_layers:
+        raise Contradiction(f"has tensors of {stored_layers} layers, and its block_count is {layers}")
     kv_heads = _needed(header, "attention.head_count_kv", heads)
     if heads % kv_heads:
         raise Contradiction(
@@ -57,37 +55,9 @@ def dense_of(header: GgufHeader) -> Decoder | None:
     if context > _LONGEST_CONTEXT:
         raise Contradiction(f"has context_length {context}, longer than any model's")
     window = window_of(header)
-    theta = _real(header, "rope.freq_base", 10_000.0)
-    eps = _real(header, "attention.layer_norm_rms_epsilon", 1e-5)
-    of_heads, of_values = f"head_count {heads} of {head_dim}", f"head_count {heads} of {value_dim}"
-    kv_of_heads, kv_of_values = (
-        f"head_count_kv {kv_heads} of {head_dim}",
-        f"head_count_kv {kv_heads} of {value_dim}",
-    )
-    of_ffn = f"feed_forward_length {ffn}"
-    in_layer = {
-        "attn_q": ((heads * head_dim, hidden), of_heads),
-        "attn_k": ((kv_heads * head_dim, hidden), kv_of_heads),
-        "attn_v": ((kv_heads * value_dim, hidden), kv_of_values),
-        "attn_output": ((hidden, heads * value_dim), of_values),
-        "ffn_gate": ((ffn, hidden), of_ffn),
-        "ffn_up": ((ffn, hidden), of_ffn),
-        "ffn_down": ((hidden, ffn), of_ffn),
-    }
-    for name, tensor in header.tensors.items():
-        piece = in_layer.get(name.split(".")[2]) if _MATRIX.fullmatch(name) else None
-        if piece and tensor.dims != piece[0]:
-            raise Contradiction(_other_size(header, name, piece[1]))
-    if "output.weight" in header.tensors and dims_of(header, "output.weight") != embedding:
-        raise Contradiction(_other_size(header, "output.weight", f"token_embd.weight {_by(embedding)}"))
-    stored_layers = sum(name.endswith(".attn_norm.weight") for name in header.tensors)
-    if layers != stored_layers:
-        raise Contradiction(f"has tensors of {stored_layers} layers, and its block_count is {layers}")
-    if window is None or value_dim != head_dim:
-        return None
-    return dense(
+    decoder = dense(
         arch=header.architecture,
-        vocab_size=vocab,
+        vocab_size=embedding[0],
         hidden_size=hidden,
         layers=layers,
         intermediate_size=ffn,
@@ -99,33 +69,41 @@ def dense_of(header: GgufHeader) -> Decoder | None:
         o_bias="blk.0.attn_output.bias" in header.tensors,
         mlp_bias="blk.0.ffn_up.bias" in header.tensors,
         qk_norm="blk.0.attn_q_norm.weight" in header.tensors,
-        rope_theta=theta,
-        norm_eps=eps,
+        rope_theta=_real(header, "rope.freq_base", 10_000.0),
+        norm_eps=_real(header, "attention.layer_norm_rms_epsilon", 1e-5),
         context=context,
         window=window or None,
     )
+    of_values = {
+        "attn_v.weight": (kv_heads * value_dim, hidden),
+        "attn_output.weight": (hidden, heads * value_dim),
+    }
+    for tensor in of_shape(decoder):
+        expected = of_values.get(tensor.name.split(".", 2)[-1], tensor.dims)
+        dims = dims_of(header, tensor.name) or expected
+        if dims != expected and len(expected) == 2:
+            raise Contradiction(
+                f"has {tensor.name} of {dims_text(dims)}, and its keys say {dims_text(expected)}"
+            )
+    return None if window is None or value_dim != head_dim else decoder
 
 
 def _needed(header: GgufHeader, key: str, default: int | None = None) -> int:
     """A positive whole number. Raises Contradiction."""
-    if found := count_of(header, key, default):
-        return found
-    named = f"{header.architecture}.{key}"
-    given = header.metadata.get(named)
-    raise Contradiction(f"has no {named}" if given is None else f"has {named} {shown(given)}")
+    if count := header.count(key, default):
+        return count
+    name = header.key(key)
+    value = header.metadata.get(name)
+    raise Contradiction(f"has no {name}" if value is None else f"has {name} {shown(value)}")
 
 
-def _other_size(header: GgufHeader, name: str, key: str) -> str:
-    return f"has {name} of {_by(dims_of(header, name))}, which contradicts its {key}"
-
-
-def _by(dims: tuple[int, ...]) -> str:
+def dims_text(dims: Iterable[int]) -> str:
     return " x ".join(map(str, dims))
 
 
 def is_mixture_gguf(header: GgufHeader) -> bool:
     """Whether it is a mixture of experts, of which a token reads only some."""
-    named = bool(header.metadata.get(f"{header.architecture}.expert_count"))
+    named = bool(header.metadata.get(header.key("expert_count")))
     return named or any("_exps." in name for name in header.tensors)
 
 
@@ -135,69 +113,31 @@ def dims_of(header: GgufHeader, name: str) -> tuple[int, ...]:
     return tensor.dims if tensor else ()
 
 
-def count_of(header: GgufHeader, key: str, default: int | None = None) -> int | None:
-    """A positive whole number; null for anything else."""
-    key = f"{header.architecture}.{key}"
-    value = header.integer(key) if key in header.metadata else default
-    return value if value and value > 0 else None
-
-
 def window_of(header: GgufHeader) -> int | None:
-    """Tokens attended to; 0: all; null: not a single number."""
-    key = f"{header.architecture}.attention.sliding_window"
+    """Tokens attended to; 0: all; None: not a single number."""
+    key = header.key("attention.sliding_window")
     value = header.integer(key) if key in header.metadata else 0
     return value if value is not None and 0 <= value <= _LONGEST_CONTEXT else None
 
 
 def _real(header: GgufHeader, key: str, default: float) -> float:
     """A positive number, as before rounding to 32 bits. Raises Contradiction."""
-    named = f"{header.architecture}.{key}"
+    named = header.key(key)
     value = header.metadata.get(named, default)
     if not isinstance(value, float) or not math.isfinite(value) or value <= 0:
         raise Contradiction(f"has {named} {shown(value)}")
     return float(f"{value:.7g}")
 
 
-# The layers of a model from a GGUF header: its tensors, and its cache by llama.cpp's keys.
-
-
 _IN_LAYER = re.compile(r"blk\.(\d{1,5})\.(.+)")
-# One layer in so many attends to all tokens, the others to a window: llama.cpp's src/models/*.cpp
-# (set_swa_pattern), with the window where a file has none. llama4: to a chunk.
-_EVERY = {
-    "cohere2": (4, 0),
-    "exaone4": (4, 4096),
-    "gemma2": (2, 4096),
-    "gemma3": (6, 0),
-    "gemma3n": (5, 0),
-    "gpt-oss": (2, 0),
-    "llama4": (4, 8192),
-    "olmo2": (4, 0),
+_MATRICES = ["attn_k", "attn_v", "attn_qkv", "attn_output", "attn_kv_a_mqa", "ssm_conv1d", "shortconv.conv"]
+# data/gguf_architectures.csv. decoder: its tensors are those of theory/architectures. One layer in
+# `all_tokens_every` attends to all tokens, the others to a window (llama4: to a chunk); 0: all layers have
+# one; empty: none has. `window`: where a file names none. Source: set_swa_pattern in src/models/*.cpp of
+# llama.cpp.
+_DECODERS = {
+    row["architecture"]: row for row in data.rows("gguf_architectures.csv") if row["kind"] == "decoder"
 }
-_MATRICES = (
-    *("attn_k.weight", "attn_v.weight", "attn_qkv.weight", "attn_output.weight", "attn_kv_a_mqa.weight"),
-    *("ssm_conv1d.weight", "shortconv.conv.weight"),
-)
-# Architectures whose tensors are those of layers.py.
-_KNOWN = (
-    *_EVERY,
-    *(
-        "arcee",
-        "chatglm",
-        "command-r",
-        "deepseek2",
-        "ernie4_5",
-        "ernie4_5-moe",
-        "exaone",
-        "falcon-h1",
-        "gemma",
-    ),
-    *("glm4", "glm4moe", "granite", "granitehybrid", "granitemoe", "hunyuan-dense", "hunyuan-moe"),
-    *("internlm2", "lfm2", "lfm2moe", "llama", "minimax-m2", "mistral3", "nemotron", "nemotron_h"),
-    *("nemotron_h_moe", "olmo", "olmoe", "phi2"),
-    *("phi3", "phimoe", "qwen2", "qwen2moe", "qwen3", "qwen35", "qwen35moe", "qwen3moe", "qwen3next"),
-    *("seed_oss", "smollm3", "stablelm", "starcoder2"),
-)
 
 
 def check_is_model(path: Path, header: GgufHeader) -> None:
@@ -219,33 +159,42 @@ def is_other_kind(path: Path) -> bool:
 
 
 def decoder_of(header: GgufHeader) -> Decoder | None:
-    """The layers in a header; null: the architecture or a layer's cache is unknown. Raises Contradiction."""
+    """The layers in a header; None: the architecture or a layer's cache is unknown. Raises Contradiction."""
     if header.architecture in DENSE and not is_mixture_gguf(header):
         return dense_of(header)
     embedding = dims_of(header, "token_embd.weight")
-    layers = count_of(header, "block_count")
+    layers = header.count("block_count")
     drafts = header.draft_layers
     if layers and drafts >= layers:
         raise Contradiction(f"has nextn_predict_layers {drafts}, and its block_count is {layers}")
-    if header.architecture not in _KNOWN or len(embedding) != 2 or not layers or layers > bounds.MODEL_LAYERS:
+    if (
+        header.architecture not in _DECODERS
+        or len(embedding) != 2
+        or not layers
+        or layers > bounds.MODEL_LAYERS
+    ):
         return None
-    pieces = _by_layer(header)
+    pieces: dict[int, list[Piece]] = defaultdict(list)
+    for name, tensor in header.tensors.items():
+        if match := _IN_LAYER.fullmatch(name):
+            pieces[int(match[1])].append(Piece(match[2], tensor.dims))
     if set(pieces) != set(range(layers)):
         raise Contradiction(f"has tensors of {len(pieces)} layers, and its block_count is {layers}")
     layers -= drafts  # the last ones
-    pieces = {number: pieces[number] for number in range(layers)}
     experts, used = _experts(header)
     caches = [_cache(header, number, pieces[number], layers) for number in range(layers)]
     if None in caches:
         return None
-    in_layers = {f"blk.{n}.{piece.name}" for n, each in pieces.items() for piece in each}
-    apart = {"token_embd.weight", "output.weight", *in_layers}
-    others = [Piece(tensor.name, tensor.dims) for tensor in header.decoded() if tensor.name not in apart]
+    others = [
+        Piece(tensor.name, tensor.dims)
+        for tensor in header.decoded()
+        if not _IN_LAYER.fullmatch(tensor.name) and tensor.name not in ("token_embd.weight", "output.weight")
+    ]
     return Decoder(
         arch=header.architecture,
         vocab_size=embedding[0],
         hidden_size=embedding[1],
-        context=count_of(header, "context_length", 4096) or 4096,
+        context=header.count("context_length", 4096) or 4096,
         tied="output.weight" not in header.tensors,
         runs=in_runs(
             _layer(pieces[number], cache) for number, cache in enumerate(caches) if cache is not None
@@ -253,16 +202,16 @@ def decoder_of(header: GgufHeader) -> Decoder | None:
         others=tuple(others),
         experts=experts,
         experts_used=used,
-        heads=count_of(header, "attention.head_count") or 0,
-        ffn=max((p.dims[-1] for each in pieces.values() for p in each if "ffn_down" in p.name), default=0),
+        heads=header.count("attention.head_count") or 0,
+        ffn=max((p.dims[-1] for n in range(layers) for p in pieces[n] if "ffn_down" in p.name), default=0),
     )
 
 
 def nearest(architecture: str) -> str | None:
-    """The known architecture with the most similar name; null: none is similar, or it is one of them."""
-    if architecture in _KNOWN:
+    """The known architecture with the most similar name; None: none is similar, or it is one of them."""
+    if architecture in _DECODERS:
         return None
-    return next(iter(difflib.get_close_matches(architecture[:40], _KNOWN, 1, 0.6)), None)
+    return next(iter(difflib.get_close_matches(architecture[:40], _DECODERS, 1, 0.6)), None)
 
 
 def _layer(pieces: list[Piece], cache: Cache) -> Layer:
@@ -271,19 +220,11 @@ def _layer(pieces: list[Piece], cache: Cache) -> Layer:
     return Layer(tuple(p for p in pieces if p not in unused), cache, tuple(unused))
 
 
-def _by_layer(header: GgufHeader) -> dict[int, list[Piece]]:
-    found: dict[int, list[Piece]] = defaultdict(list)
-    for name, tensor in header.tensors.items():
-        if match := _IN_LAYER.fullmatch(name):
-            found[int(match[1])].append(Piece(match[2], tensor.dims))
-    return dict(found)
-
-
 def _experts(header: GgufHeader) -> tuple[int, int]:
     """How many there are, and how many a token uses. Raises Contradiction."""
     stacked = {name: tensor.dims[0] for name, tensor in header.tensors.items() if "_exps.weight" in name}
-    count = count_of(header, "expert_count") or 0
-    used = count_of(header, "expert_used_count") or 0
+    count = header.count("expert_count") or 0
+    used = header.count("expert_used_count") or 0
     if not stacked and not count:
         return 0, 0
     for name, held in stacked.items():
@@ -295,27 +236,27 @@ def _experts(header: GgufHeader) -> tuple[int, int]:
 
 
 def _cache(header: GgufHeader, number: int, pieces: list[Piece], layers: int) -> Cache | None:
-    """The cache of a layer, from the widths of its matrices; null if unknown."""
+    """The cache of a layer, from the widths of its matrices; None if unknown."""
     dims = {piece.name: piece.dims for piece in pieces}
-    if any(len(dims.get(name, (0, 0))) != 2 for name in _MATRICES):
+    if any(len(dims.get(f"{name}.weight", (0, 0))) != 2 for name in _MATRICES):
         return None
     state = 0
     if convolution := dims.get("ssm_conv1d.weight") or dims.get("shortconv.conv.weight"):
         state = convolution[0] * (convolution[1] - 1)
     if "ssm_conv1d.weight" in dims:
-        inner, of_head = (count_of(header, f"ssm.{key}") for key in ("inner_size", "state_size"))
+        inner, of_head = (header.count(f"ssm.{key}") for key in ("inner_size", "state_size"))
         if not inner or not of_head:
             return None
         state += inner * of_head
-    heads = count_of(header, "attention.head_count") or 0
+    heads = header.count("attention.head_count") or 0
     latent = dims.get("attn_kv_a_mqa.weight")
     if latent:
-        rank = count_of(header, "attention.kv_lora_rank")
+        rank = header.count("attention.kv_lora_rank")
         if not rank or not heads:
             return None
         width = latent[0]
-        key = count_of(header, "attention.key_length_mla") or 0
-        value = count_of(header, "attention.value_length_mla") or 0
+        key = header.count("attention.key_length_mla") or 0
+        value = header.count("attention.value_length_mla") or 0
         return Cache(width, products=heads * (width + rank), expanded=heads * (key + value))
     if "attn_output.weight" not in dims:
         return Cache(state=state)
@@ -330,16 +271,14 @@ def _cache(header: GgufHeader, number: int, pieces: list[Piece], layers: int) ->
     else:
         return None
     window, chunked = _window(header, number)
-    shared = count_of(header, "attention.shared_kv_layers") or 0
+    shared = header.count("attention.shared_kv_layers") or 0
     return Cache(keys, values, 2 * queries, window, chunked, borrowed=number >= layers - shared, state=state)
 
 
 def _window(header: GgufHeader, number: int) -> tuple[int | None, bool]:
     """A layer's window, and whether the window is a chunk."""
-    every, otherwise = _EVERY.get(header.architecture, (0, 0))
-    window = window_of(header) or otherwise
-    if not window or (every and (number + 1) % every == 0):
-        return None, False
-    if not every and header.architecture not in ("phi3", "mistral3", "starcoder2"):
+    row = _DECODERS[header.architecture]
+    every, window = row["all_tokens_every"], window_of(header) or int(row["window"] or 0)
+    if not every or not window or (int(every) and (number + 1) % int(every) == 0):
         return None, False
     return window, header.architecture == "llama4"

@@ -55,7 +55,7 @@ def read_special_as_text(tokenizer: "Tokenizer") -> None:
 
 
 def bos_of(tokenizer: "Tokenizer", settings_path: Path) -> int | None:
-    """The id that belongs in front of a text; null: none. As in llama.cpp's converter (gguf-py, vocab.py), a
+    """The id that belongs in front of a text; None: none. As in llama.cpp's converter (gguf-py, vocab.py), a
     setting in tokenizer_config.json precedes the post-processor of tokenizer.json."""
     with_special, alone = (tokenizer.encode("a", add_special_tokens=added).ids for added in (True, False))
     in_front = with_special[0] if with_special and with_special[1 : 1 + len(alone)] == alone else None

@@ -10,8 +10,9 @@ from pathlib import Path
 
 from harness.base.files import cache_folder, drop, exclusive, free_disk
 from harness.models import gguf, gguf_model, layout
+from harness.models.fingerprints import digest
 from harness.models.layout import Layout, NoLayout
-from harness.models.locate import WeightsError, WeightsUnavailable, cached, digest
+from harness.models.locate import WeightsError, WeightsUnavailable, cached
 from harness.stacks.header import Options
 from harness.theory import tensors
 from harness.theory.decoder import Decoder, dense_fields
@@ -40,13 +41,8 @@ def synthetic_name(model: Described, seed: int) -> str:
     return "synthetic-" + digest({**known, "seed": seed, "synthesis": SYNTHESIS})
 
 
-def checkpoint_path(model: Described, seed: int) -> Path:
-    """The cache folder of a synthetic checkpoint."""
-    return named_folder(synthetic_name(model, seed))
-
-
-def named_folder(name: str) -> Path:
-    """The same, by its identity."""
+def checkpoint_folder(name: str) -> Path:
+    """The cache folder of a synthetic checkpoint, by its identity."""
     return cache_folder() / "weights" / name.rpartition("-")[2] / "hf"
 
 
@@ -100,23 +96,15 @@ def config_of(model: Described) -> layout.Config:
         raise WeightsUnavailable(str(why)) from why
 
 
-def layout_of(config: layout.Config) -> Layout:
-    """Raises WeightsUnavailable."""
+def layout_of(config: layout.Config, form: str = "hf") -> Layout:
+    """`form`: hf, or gguf, which there is none of if llama.cpp would compute another model. Raises
+    WeightsUnavailable."""
     try:
+        if form == "gguf":
+            layout.check_gguf(config)
         return layout.of(config)
     except (NoLayout, ConfigJsonError) as why:
         raise WeightsUnavailable(str(why)) from why
-
-
-def gguf_layout_of(config: layout.Config) -> Layout:
-    """The same for a GGUF. Raises WeightsUnavailable, also if llama.cpp would compute another model."""
-    try:
-        layout.check_gguf(config)
-    except ConfigJsonError as why:
-        raise WeightsUnavailable(str(why)) from why
-    except NoLayout as why:
-        raise WeightsUnavailable(f"its GGUF would be another model: {why}") from why
-    return layout_of(config)
 
 
 def synthetic_bytes(made: Decoder, quant: str) -> int:
@@ -129,18 +117,17 @@ def quantized_bytes(header: gguf.GgufHeader, quant: str) -> int:
     decoder = gguf_model.decoder_of(header)
     if decoder and not decoder.is_dense:
         return tensors.model_bytes(decoder, quant)
-    heads = header.integer(f"{header.architecture}.attention.head_count") or 1
-    known = header.attention() or {"layers": 0, "kv_heads": heads}
-    mix = tensors.Mix(header.architecture, known["layers"], heads // known["kv_heads"])
-    made = tensors.retyped([*header.tensors.values()], quant, mix)
-    return sum(tensor.bytes for tensor in made)
+    heads = header.count("attention.head_count") or 1
+    cache = header.attention() or {"layers": 0, "kv_heads": heads}
+    mix = tensors.Mix(header.architecture, cache["layers"], heads // cache["kv_heads"])
+    return sum(tensor.bytes for tensor in tensors.retyped([*header.tensors.values()], quant, mix))
 
 
 @contextmanager
 def written(
     target: Path, expected_bytes: float, what: str, there: Callable[[Path], object] = cached
 ) -> Iterator[Path | None]:
-    """Yield a temporary file, which becomes the target if the block ends without an error; null if another
+    """Yield a temporary file, which becomes the target if the block ends without an error; None if another
     process has made the target. `what`: names it in messages; `there`: whether it is made.
 
     Raises WeightsError (too little free disk), CacheError.

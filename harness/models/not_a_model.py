@@ -1,4 +1,4 @@
-"""Identify a file in the place of a model: a pointer, a web page, a piece, a projector. Pure."""
+"""Identify a file in the place of a model: a pointer, a web page, a piece, a projector."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from harness.base import data
 from harness.theory.hf_config import Settings
 
 BYTES_NEEDED = 512
@@ -22,10 +23,7 @@ _PIECE = re.compile(
     re.IGNORECASE,
 )
 # llama.cpp's architectures that only encode (LLM_ARCH_* with hparams.causal_attn false, or no decoder).
-_ENCODERS = (
-    *("bert", "modern-bert", "nomic-bert", "nomic-bert-moe", "neo-bert", "jina-bert-v2", "jina-bert-v3"),
-    *("eurobert", "gemma-embedding", "t5encoder", "llama-embed"),
-)
+_ENCODERS = {row["architecture"] for row in data.rows("gguf_architectures.csv") if row["kind"] == "encoder"}
 # transformers' model_type of such models.
 _ENCODER_TYPES = (
     *("albert", "bert", "camembert", "deberta", "deberta-v2", "distilbert", "electra", "ernie", "eurobert"),
@@ -34,12 +32,12 @@ _ENCODER_TYPES = (
 
 
 def cause(start: bytes, size: int) -> str | None:
-    """A clause on a file that is no model by its first bytes; null: nothing is known of it."""
+    """A clause on a file that is no model by its first bytes; None: nothing is known of it."""
     if size == 0:
         return "is empty (0 bytes): the download failed; fetch it again"
     if start.startswith(_LFS):
-        found = _LFS_SIZE.search(start)
-        stands = f" for a file of {_in_bytes(int(found[1]))}" if found else ""
+        stated = _LFS_SIZE.search(start)
+        stands = f" for a file of {int(stated[1]) / 1e6:,.1f} MB" if stated else ""
         return (
             f"is a Git LFS pointer of {size} bytes{stands}: run `git lfs pull`, or download the file itself"
         )
@@ -53,23 +51,8 @@ def cause(start: bytes, size: int) -> str | None:
     return None
 
 
-def _in_bytes(size: int) -> str:
-    return f"{size / 1e6:,.1f} MB" if size >= 1e6 else f"{size:,} bytes"
-
-
-def joined(follows: bytes) -> str | None:
-    """A clause on a GGUF behind whose tensors another begins: parts of a split model joined with `cat`, of
-    which only the first would be read; null: none begins."""
-    if not follows.lstrip(b"\0").startswith(GGUF):
-        return None
-    return (
-        "is several GGUF files joined by cat, which no stack reads: keep the parts of a split model"
-        " apart, or merge them with llama-gguf-split --merge FIRST_PART OUT"
-    )
-
-
 def piece(path: Path) -> str | None:
-    """A clause on a file that another tool has cut, by its name; null: it is none."""
+    """A clause on a file that another tool has cut, by its name; None: it is none."""
     found = _PIECE.fullmatch(path.name)
     if found is None:
         return None
@@ -81,7 +64,7 @@ def piece(path: Path) -> str | None:
 
 
 def other_kind(metadata: Mapping[str, Any]) -> str | None:
-    """A clause on a GGUF that is no language model by its header's keys; null: it is one."""
+    """A clause on a GGUF that is no language model by its header's keys; None: it is one."""
     kind, architecture = (str(metadata.get(f"general.{key}") or "") for key in ("type", "architecture"))
     if architecture == "clip" or kind == "mmproj":
         return "is a projector (images or audio) of a multimodal model; name the GGUF of its language model"

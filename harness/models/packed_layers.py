@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
+from harness.models.gguf_model import dims_text
 from harness.models.stored_sizes import LAYER
 from harness.theory.decoder import Decoder
 from harness.theory.tensors import Packing, Tensor, layer_of, of_shape
@@ -14,32 +15,22 @@ _INT32_BITS = 32
 _WIDTHS = (2, 3, 4, 8)
 
 
-def of_layer(packing: Packing, dims: Mapping[str, tuple[int, ...]]) -> Packing:
-    """The packing of one layer by its tensors' sizes. The rules are regular expressions of a stranger, which
-    may take for ever."""
-    sizes = [size for kind, size in dims.items() if kind != "g_idx"]
-    index = dims.get("g_idx", (1,))
-    if any(len(size) != 2 or 0 in size for size in sizes) or len(index) != 1 or 0 in index:
-        return packing
-    (rows, columns), (groups, n_out) = dims["qweight"], dims["scales"]
-    n_in = dims["g_idx"][0] if packing.method == "gptq" else rows
-    bits = _INT32_BITS * rows // n_in if packing.method == "gptq" else _INT32_BITS * columns // n_out
-    if bits not in _WIDTHS:
-        return packing
-    return replace(packing, bits=bits, group_size=-1 if groups == 1 else -(-n_in // groups))
-
-
-def mismatch(packing: Packing, layer: str, dims: Mapping[str, tuple[int, ...]]) -> str | None:
-    """How a layer's tensors contradict the settings; null if they agree."""
+def mismatch(packing: Packing, layer: str, dims: Mapping[str, tuple[int, ...]], is_mixed: bool) -> str | None:
+    """How a layer's tensors contradict the settings; None if they agree. `is_mixed`: the layer has bits and
+    groups of its own, by its tensors: the rules are regular expressions of a stranger, which may take for
+    ever."""
     for kind, size in dims.items():
         if len(size) != (1 if kind == "g_idx" else 2) or 0 in size:
-            return f"{packing.words}, but {layer}.{kind} is {_by(size) or 'a number'}"
+            return f"{packing.words}, but {layer}.{kind} is {dims_text(size) or 'a number'}"
     gptq = packing.method == "gptq"
     (rows, columns), (groups, n_out) = dims["qweight"], dims["scales"]
     n_in = dims["g_idx"][0] if gptq else rows
     held, of = _INT32_BITS * (rows if gptq else columns), n_in if gptq else n_out
+    if is_mixed and held // of in _WIDTHS:
+        group_size = -1 if groups == 1 else -(-n_in // groups)
+        packing = replace(packing, bits=held // of, group_size=group_size)
     if held != of * packing.bits:
-        stored = f"is {_by(dims['qweight'])}" if held % of else f"holds {held // of}"
+        stored = f"is {dims_text(dims['qweight'])}" if held % of else f"holds {held // of}"
         return f"{packing.bits} bits, but {layer}.qweight {stored}"
     wide = n_in if packing.group_size == -1 else packing.group_size
     if groups != -(-n_in // wide):
@@ -49,12 +40,9 @@ def mismatch(packing: Packing, layer: str, dims: Mapping[str, tuple[int, ...]]) 
     expected = {"qweight": (rows, n_out) if gptq else (n_in, columns), "qzeros": (groups, packed_columns)}
     for kind, wanted in expected.items():
         if dims[kind] != wanted:
-            return f"{packing.words}: {layer}.{kind} should be {_by(wanted)}, but is {_by(dims[kind])}"
+            sizes = f"should be {dims_text(wanted)}, but is {dims_text(dims[kind])}"
+            return f"{packing.words}: {layer}.{kind} {sizes}"
     return None
-
-
-def _by(dims: tuple[int, ...]) -> str:
-    return " x ".join(map(str, dims))
 
 
 def bits_by_matrix(made: Decoder, stored: Iterable[Tensor]) -> dict[float, list[str]]:

@@ -8,8 +8,7 @@ import json
 import re
 import socket
 import threading
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
 from http.client import HTTPConnection, HTTPException, HTTPSConnection
 from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import Any
@@ -53,34 +52,23 @@ class NotServed(ValueError):
     """Nothing can be measured at this address; the message is one sentence with the next step."""
 
 
-@dataclass(frozen=True)
-class Serving:
-    """`files`: where the weights of each model are, by the server's names; null: not on this machine, or not
-    said. llama-server and vLLM say it."""
-
-    files: Mapping[str, Path | None]
-
-    @property
-    def models(self) -> Sequence[str]:
-        return [*self.files]
-
-
 def is_address(text: str) -> bool:
     """Whether it is the address of a server, and none of a model on a site."""
     return base_shapes.without_site(text).startswith(("http://", "https://"))
 
 
-def serving(address: str, key: str | None) -> Serving:
-    """What the server at an address has, which text.server_address gave. Raises NotServed."""
+def serving(address: str, key: str | None) -> dict[str, Path | None]:
+    """The models of the server at an address, which text.server_address gave, and where the weights of each
+    are; None: not on this machine, or not said. llama-server and vLLM say it. Raises NotServed."""
     rows = _got(address, "/v1/models", key).get("data") or []
-    roots = {each["id"]: each.get("root") for each in rows if each and each.get("id")}
+    roots = {row["id"]: row.get("root") for row in rows if row and row.get("id")}
     if not roots:
         raise NotServed(f"{address}: {NO_MODEL}")
     if len(roots) == 1:
         with contextlib.suppress(NotServed):  # it is no llama-server
             roots = dict.fromkeys(roots, _got(address, "/props", key).get("model_path"))
     is_local = is_this_machine(address)
-    return Serving({name: _here(path) if is_local else None for name, path in roots.items()})
+    return {name: _here(path) if is_local else None for name, path in roots.items()}
 
 
 def ollama_models(address: str) -> dict[str, str | None]:
@@ -113,21 +101,26 @@ def identity(address: str, model: str | None, key: str | None) -> str | None:
     if len(rows) != 1:
         raise NotServed(f"{address}: has {len(rows)} models of this name")
     name = str(rows[0].get("id"))
-    said: dict[str, object] = {"/v1/models": rows[0]}
+    pages: dict[str, Any] = {"/v1/models": rows[0]}
     for page in PAGES:
         with contextlib.suppress(NotServed):  # it has no such page
-            said[page] = _of_model(_got(address, page, key), name)
+            content: Mapping[str, Any] = _got(address, page, key)
+            listed = content.get("data", content.get("models"))
+            is_list = isinstance(listed, list)  # of its rows those of this model
+            pages[page] = [row for row in listed if _is_of(row, name)] if is_list else content
     with contextlib.suppress(NotServed):
-        said["/api/show"] = _got(address, "/api/show", key, body={"model": name})
+        pages["/api/show"] = _got(address, "/api/show", key, body={"model": name})
     with contextlib.suppress(NotServed):
-        said["/props"] = _props(address, name, key)
-    facts = sorted((page, *fact) for page, content in said.items() for fact in _facts(content))
+        props = _got(address, "/props", key)
+        if props.get("role") == "router":  # llama-server's, which may load the model first
+            props = _got(address, f"/props?{urlencode({'model': name})}", key, within_s=LOAD_S)
+        pages["/props"] = props
+    facts = sorted((page, *fact) for page, content in pages.items() for fact in _facts(content))
     of_model, build, setting = (
         any(names.fullmatch(fact) for _, fact, _ in facts) for names in (_MODEL, _BUILD, _SETTING)
     )
-    if not of_model and not (
-        build and setting
-    ):  # LocalAI reports a version alone, OpenRouter a context alone
+    # LocalAI reports a version alone, OpenRouter a context alone.
+    if not of_model and not (build and setting):
         return None
     here: list[object] = []
     if is_this_machine(address):
@@ -138,20 +131,8 @@ def identity(address: str, model: str | None, key: str | None) -> str | None:
     return hashlib.sha256(json.dumps([name, rows[0].get("owned_by"), facts, here]).encode()).hexdigest()[:20]
 
 
-def _props(address: str, model: str, key: str | None) -> Mapping[str, Any]:
-    """llama-server's; of a router those of the model, which it may load first. Raises NotServed."""
-    props = _got(address, "/props", key)
-    if props.get("role") != "router":
-        return props
-    return _got(address, f"/props?{urlencode({'model': model})}", key, within_s=LOAD_S)
-
-
-def _of_model(page: Mapping[str, Any], model: str) -> object:
-    """A page without its rows on other models."""
-    rows = page.get("data", page.get("models"))
-    if not isinstance(rows, list):
-        return page
-    return [row for row in rows if isinstance(row, dict) and model in (row.get("id"), row.get("name"))]
+def _is_of(row: object, model: str) -> bool:
+    return isinstance(row, dict) and model in (row.get("id"), row.get("name"))
 
 
 def _facts(content: object, name: str = "") -> Iterator[tuple[str, str]]:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Iterable
 from pathlib import Path
 
 from harness.base import bounds, files
 from harness.models import layout
-from harness.models.gguf_model import Contradiction
+from harness.models.gguf_model import Contradiction, dims_text
 from harness.models.safetensors_files import FLOATS, samples
 from harness.theory.decoder import Decoder
 from harness.theory.hf_config import ConfigJsonError
@@ -36,49 +37,44 @@ def check_copy(files: Iterable[Path], tensors: Iterable[Tensor]) -> None:
     )
 
 
-def check_sizes(made: Decoder, tensors: Iterable[Tensor]) -> None:
-    """Raise Contradiction unless config.json matches the layers, the experts and the vocabulary."""
-    numbered = {int(found[1]) for tensor in tensors if (found := LAYER.search(tensor.name))}
-    layers = made.count
+def check_counts(decoder: Decoder, tensors: Iterable[Tensor]) -> None:
+    """Raise Contradiction unless config.json matches the layers and the experts."""
+    numbered = {int(match[1]) for tensor in tensors if (match := LAYER.search(tensor.name))}
+    layers = decoder.count
     # Layers that predict a second token follow the last, and are not loaded.
-    if len(numbered) < layers or (made.is_dense and len(numbered) > layers):
+    if len(numbered) < layers or (decoder.is_dense and len(numbered) > layers):
         raise Contradiction(f"has {len(numbered)} layers, and its config.json says {layers}")
-    experts = {int(found[1]) for tensor in tensors if (found := _EXPERT.search(tensor.name))}
-    if experts and len(experts) != made.experts:
-        raise Contradiction(f"has {len(experts)} experts, and its config.json says {made.experts}")
-    vocabulary = (made.vocab_size, made.hidden_size)
-    for tensor in tensors:
-        is_table = tensor.part in ("embedding", "lm_head") and tensor.name.endswith(".weight")
-        if is_table and tensor.type in _WHOLE and tensor.dims != vocabulary:
-            raise Contradiction(
-                f"its {tensor.name[:60]} is {_by(tensor.dims)}, and its config.json says {_by(vocabulary)}"
-            )
+    experts = {int(match[1]) for tensor in tensors if (match := _EXPERT.search(tensor.name))}
+    if experts and len(experts) != decoder.experts:
+        raise Contradiction(f"has {len(experts)} experts, and its config.json says {decoder.experts}")
 
 
-def check_layout(config: Path, tensors: Iterable[Tensor]) -> None:
-    """Raise Contradiction unless config.json matches the layers' matrices that are stored one element to a
-    weight. Checks nothing of a model whose layout is not known."""
-    try:
+def check_dims(decoder: Decoder, config: Path, tensors: Iterable[Tensor]) -> None:
+    """Raise Contradiction unless config.json matches the vocabulary, and the layers' matrices of a model
+    whose layout is known; those that are stored one element to a weight."""
+    vocabulary = (decoder.vocab_size, decoder.hidden_size)
+    by_name: dict[str, tuple[int, ...]] = {}
+    with contextlib.suppress(ConfigJsonError, layout.NoLayout):
         rows = layout.of(files.object_of(config, bounds.CONFIG_JSON_BYTES)).rows
-    except (ConfigJsonError, layout.NoLayout):
-        return
-    sizes = {row.there: row.dims for row in rows if row.how in ("same", "rotated") and len(row.dims) > 1}
+        by_name = {
+            row.there: row.dims for row in rows if row.how in ("same", "rotated") and len(row.dims) > 1
+        }
     for tensor in tensors:
-        place = LAYER.search(tensor.name)
-        name = f"model.{tensor.name[place.start() :].removeprefix('.')}" if place else ""
-        expert = _EXPERT.sub(".experts.{}.", name)
-        size = sizes[expert][1:] if expert != name and expert in sizes else sizes.get(name)
-        if size and tensor.type in _WHOLE and tensor.dims != size:
+        dims: tuple[int, ...] | None = None
+        if tensor.part in ("embedding", "lm_head") and tensor.name.endswith(".weight"):
+            dims = vocabulary
+        elif layer := LAYER.search(tensor.name):
+            name = f"model.{tensor.name[layer.start() :].removeprefix('.')}"
+            of_expert = by_name.get(_EXPERT.sub(".experts.{}.", name), ())
+            dims = of_expert[1:] if _EXPERT.search(name) else by_name.get(name)
+        if dims and tensor.type in _WHOLE and tensor.dims != dims:
             raise Contradiction(
-                f"its {tensor.name[:60]} is {_by(tensor.dims)}, and its config.json says {_by(size)}"
+                f"its {tensor.name[:60]} is {dims_text(tensor.dims)}, and its config.json says"
+                f" {dims_text(dims)}"
             )
 
 
-def _by(dims: Iterable[int]) -> str:
-    return " x ".join(map(str, dims))
-
-
-def is_draft(name: str, made: Decoder | None) -> bool:
+def is_draft(name: str, decoder: Decoder | None) -> bool:
     """Whether a tensor only drafts a second token, which plain decode does not."""
     layer = LAYER.search(name)
-    return bool(_DRAFT.search(name) or (made and layer and int(layer[1]) >= made.count))
+    return bool(_DRAFT.search(name) or (decoder and layer and int(layer[1]) >= decoder.count))

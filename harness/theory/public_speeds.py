@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
 
@@ -24,7 +24,6 @@ COLUMNS = (
 )
 _NEEDED = ("model", "quant", "machine")
 _SPEEDS = (("context", "tok_s"), ("prompt_tokens", "prompt_tok_s"))
-BEYOND = "beyond"  # the key of cells that no column has
 # Types that are not llama.cpp's: nominal bits of the layers, whose scales come on top. The lm_head has 16.
 _PACKED_BITS = {"awq4": 4, "gptq4": 4}
 # What a speed may be of: llama.cpp under its names, and the variants of PyTorch's stacks that have rows.
@@ -133,31 +132,6 @@ def used(found: Iterable[PublicSpeed]) -> list[PublicSpeed]:
     return [each for each in found if not each.suspicious]
 
 
-def header_error(columns: Sequence[str]) -> str | None:
-    """What a user's table lacks; null: nothing."""
-    if any(";" in each for each in columns):
-        return "its cells are separated by semicolons; save it with commas, and with points in numbers"
-    if set(_NEEDED) <= set(columns) and any(set(each) <= set(columns) for each in _SPEEDS):
-        return None
-    pairs = " or ".join(" and ".join(each) for each in _SPEEDS)
-    return f"its first line must name the columns {', '.join(_NEEDED)}, and {pairs}"
-
-
-def read(table: Iterable[Mapping[str, str | None]]) -> tuple[list[PublicSpeed], list[str]]:
-    """A user's rows of the same columns, and a sentence on each that is left out: of an unknown name, without
-    a speed, or above its ceiling. Columns may be missing where their cells may be empty."""
-    found, refused = [], []
-    for line, cells in enumerate(table, 2):
-        given = {name: (cells.get(name) or "").strip() for name in COLUMNS}
-        try:
-            if cells.get(BEYOND):
-                raise Refused("it has more cells than the first line; numbers have points, no commas")
-            found.append(_below_ceiling(_row(line, given)))
-        except Refused as why:
-            refused.append(f"line {line} ({given['model']} {given['quant']} on {given['machine']}): {why}")
-    return found, refused
-
-
 def _row(line: int, cells: Mapping[str, str]) -> PublicSpeed:
     """Raises Refused."""
     if empty := next((each for each in _NEEDED if not cells[each]), None):
@@ -248,18 +222,6 @@ def _number(cells: Mapping[str, str], column: str) -> float | None:
     if not 0 < value < math.inf:
         raise Refused(f"{column} is {cells[column]}, not a number above zero")
     return value
-
-
-def _below_ceiling(row: PublicSpeed) -> PublicSpeed:
-    """Raises Refused."""
-    for what, tok_s, ceiling in (
-        ("tok_s", row.tok_s, row.ceiling_tok_s),
-        ("prompt_tok_s", row.prompt_tok_s, row.prompt_ceiling_tok_s),
-    ):
-        if tok_s and ceiling and tok_s > ceiling:
-            times = tok_s / ceiling
-            raise Refused(f"{what} is {tok_s:,.4g}, {times:.2g} times the most that {row.device.name} can")
-    return row
 
 
 # What others reached on a machine.

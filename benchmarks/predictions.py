@@ -187,6 +187,13 @@ class LeftOut:
         return math.log(self.measured / self.predicted.value)
 
     @property
+    def plain_off(self) -> float:
+        """The error of 0.6 x bandwidth / bytes of a step; nan of a prompt, of which that says nothing."""
+        traits = self.example.traits
+        plain_ms = 1e3 * traits.read_bytes / traits.bytes_per_s / 0.6
+        return abs(self.measured / plain_ms - 1) if self.phase == DECODE else math.nan
+
+    @property
     def sd(self) -> float:
         return math.log(self.predicted.high / self.predicted.value) / NORMAL_90
 
@@ -292,6 +299,7 @@ def errors(key: tuple[str, str], rows: Sequence[LeftOut], extra: float) -> dict[
         "within_25": f"{np.average(off <= 0.25, weights=weights):.2f}",
         "inside": f"{np.average(inside, weights=weights):.2f}",
         "width": f"{math.exp(2 * NORMAL_90 * _median(sd, weights)):.2f}",
+        "plain": f"{_median(np.array([row.plain_off for row in rows]), weights):.3f}",
         "least_bytes": f"{min(sizes):.3g}",
         "most_bytes": f"{max(sizes):.3g}",
         "kinds": " ".join(sorted({row.example.traits.kind for row in rows})),

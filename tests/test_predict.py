@@ -77,7 +77,7 @@ def test_the_shipped_terms_and_errors_are_those_of_the_data(published, public):
         )
     of_cpus = [each for each in everything if each.traits.family == "cpu"]
     table = predictions.by_family(predictions.left_out(of_cpus, terms))
-    (again,) = [row for row in table if row["phase"] == evidence.DECODE]
+    (again,) = [row for row in table if (row["family"], row["phase"]) == ("CPU", evidence.DECODE)]
     row = evidence.table()["CPU", evidence.DECODE]
     assert (row.machines, row.sources, row.rows) == (again["machines"], again["sources"], again["rows"])
     assert row.median == pytest.approx(float(again["median"]), abs=0.01)
@@ -191,8 +191,11 @@ def test_a_fitted_line_counts_where_it_meets_what_it_was_fitted_to():
     curve = {int(at): predictor.latency_ms([torch], int(at))[0].value for at in n}
     slope, first = np.polyfit([*curve], [*curve.values()], 1)
     assert first < curve[26] * 0.97
-    for at, ms in of_line(first, 1 / slope, 26, 10_000).items():
-        assert ms == pytest.approx(predictor.latency_ms([torch], at)[0].value, rel=0.02)
+    off = [
+        abs(ms / predictor.latency_ms([torch], at)[0].value - 1)
+        for at, ms in of_line(first, 1 / slope, 26, 10_000).items()
+    ]
+    assert max(off) < 1 - first / curve[26]
 
 
 def test_layers_with_a_window_cost_no_more_past_it():
@@ -236,7 +239,7 @@ def test_a_prompt_reads_the_experts_of_all_its_tokens():
     first = {n: Predictor([], NOTHING).first_token_ms([one], n)[0] for n in (1, 2, 1000)}
     times = {n: found.value for n, found in first.items() if found}
     assert times[1] < times[2] < times[1000]
-    assert times[1000] - times[1] == pytest.approx(4e10 * 15 / 16 / 1e12 / 0.75 / 0.9 * 1e3, rel=0.01)
+    assert times[1000] - times[1] == pytest.approx(4e10 * 15 / 16 / 1e12 / 0.75 * 1e3, rel=0.01)
 
 
 def test_the_type_of_weights_changes_no_compute_rate_in_vulkan(public):
@@ -269,13 +272,13 @@ def test_parts_in_two_memories_follow_each_other():
 
 
 def test_what_is_unknown_of_a_machine_is_common_to_its_variants():
-    """Half the bytes are faster on any machine, though either speed is uncertain."""
+    """Fewer bytes are faster on any machine, though either speed is uncertain."""
     unknown = replace(CARD, device="another card", layers=1)
-    half = replace(unknown, type="q2_k", read_bytes=2e9)
-    found = Predictor([]).steps([[unknown], [half]], 1)
-    whole_ms, half_ms = found.ranges
-    assert half_ms.high > whole_ms.low
-    difference = math.log(whole_ms.value / half_ms.value)
+    fewer = replace(unknown, type="q2_k", read_bytes=2.4e9)
+    found = Predictor([]).steps([[unknown], [fewer]], 1)
+    whole_ms, fewer_ms = found.ranges
+    assert fewer_ms.high > whole_ms.low
+    difference = math.log(whole_ms.value / fewer_ms.value)
     assert difference > 1.645 * np.linalg.norm(found.unknowns[0] - found.unknowns[1])
 
 

@@ -743,6 +743,29 @@ def test_where_hardly_anything_was_measured_it_is_too_few_to_say(harness):
     assert "within 25%" not in said
 
 
+@pytest.mark.parametrize(
+    ("stack", "machine", "bits"),
+    [
+        ("vllm", "a100-80gb-sxm", {"hf-bf16": 16, "gptq-bf16": 4, "awq-bf16": 4}),
+        ("mlx", "apple-m4-pro", {"bf16": 16, "int8": 8, "int4": 4}),
+        ("torchao", "a100-80gb-sxm", {"int8": 8, "int4": 4}),
+    ],
+)
+def test_a_stack_that_nobody_measured_is_answered_with_a_wide_interval_and_says_so(
+    harness, stack, machine, bits
+):
+    given = ("recommend", "qwen2.5-7b", "--machine", machine, "--stacks", stack)
+    rows = {row["variant"]: row for row in harness(*given, "--json").json["variants"]}
+    assert {name: int(row["bits_per_weight"]) for name, row in rows.items()} == bits
+    for row in rows.values():
+        _, low, high = row["tokens_per_s"]
+        assert (row["basis"], high > 2 * low or high * row["weight_bytes"] > 200e9) == ("theory", True)
+    said = " ".join(harness(*given).out.split())
+    assert f"how far off: unknown for {stack}: no speed of it was used" in said
+    unasked = harness("recommend", "qwen2.5-7b", "--machine", machine, "--json").json["variants"]
+    assert stack not in {row["stack"] for row in unasked}
+
+
 def test_what_is_reserved_is_said_and_can_be_changed(harness):
     given = ("recommend", "qwen2.5-32b", "--machine", "rx-7900-xt", "--context", "4k")
     usual, headless, own = (harness(*given, *more) for more in ((), ("--headless",), ("--reserve", "0")))

@@ -24,6 +24,7 @@ COLUMNS = (
 )
 _NEEDED = ("model", "quant", "machine")
 _SPEEDS = (("context", "tok_s"), ("prompt_tokens", "prompt_tok_s"))
+BEYOND = "beyond"  # the key of cells that no column has
 # Types that are not llama.cpp's: nominal bits of the layers, whose scales come on top. The lm_head has 16.
 _PACKED_BITS = {"awq4": 4, "gptq4": 4}
 # What a speed may be of: llama.cpp under its names, and the variants of PyTorch's stacks that have rows.
@@ -132,6 +133,21 @@ def used(found: Iterable[PublicSpeed]) -> list[PublicSpeed]:
     return [each for each in found if not each.suspicious]
 
 
+def read(table: Iterable[Mapping[str, str | None]]) -> tuple[list[PublicSpeed], list[str]]:
+    """Rows of the same columns, and a sentence on each that is left out: of an unknown name, without
+    a speed, or above its ceiling. Columns may be missing where their cells may be empty."""
+    found, refused = [], []
+    for line, cells in enumerate(table, 2):
+        given = {name: (cells.get(name) or "").strip() for name in COLUMNS}
+        try:
+            if cells.get(BEYOND):
+                raise Refused("it has more cells than the first line; numbers have points, no commas")
+            found.append(_below_ceiling(_row(line, given)))
+        except Refused as why:
+            refused.append(f"line {line} ({given['model']} {given['quant']} on {given['machine']}): {why}")
+    return found, refused
+
+
 def _row(line: int, cells: Mapping[str, str]) -> PublicSpeed:
     """Raises Refused."""
     if empty := next((each for each in _NEEDED if not cells[each]), None):
@@ -222,6 +238,18 @@ def _number(cells: Mapping[str, str], column: str) -> float | None:
     if not 0 < value < math.inf:
         raise Refused(f"{column} is {cells[column]}, not a number above zero")
     return value
+
+
+def _below_ceiling(row: PublicSpeed) -> PublicSpeed:
+    """Raises Refused."""
+    for what, tok_s, ceiling in (
+        ("tok_s", row.tok_s, row.ceiling_tok_s),
+        ("prompt_tok_s", row.prompt_tok_s, row.prompt_ceiling_tok_s),
+    ):
+        if tok_s and ceiling and tok_s > ceiling:
+            times = tok_s / ceiling
+            raise Refused(f"{what} is {tok_s:,.4g}, {times:.2g} times the most that {row.device.name} can")
+    return row
 
 
 # What others reached on a machine.

@@ -21,9 +21,11 @@ from __future__ import annotations
 import argparse
 import csv
 import io
+import json
 import math
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # as in `harness recommend`
@@ -32,14 +34,17 @@ import numpy as np
 
 from harness import records
 from harness.base import data
-from harness.recommend import examples
+from harness.recommend import candidates
 from harness.recommend.evidence import DECODE, ERRORS, FEW_SOURCES, PROMPTS
-from harness.recommend.least_squares import Floats
-from harness.recommend.speed import NORMAL_90, SHIPPED, Predictor, Terms, fitted_terms, stored
-from harness.recommend.terms import family_name, fit_of
-from harness.recommend.traits import GGML, Example, Range
+from harness.recommend.examples import first_token, of_line, traits_of_record
+from harness.recommend.speed import NORMAL_90, SHIPPED, Floats, Predictor, Terms, by_fit, fitted_terms
+from harness.recommend.terms import OLDER, OLDER_YEAR, STUDY_LOOP, family_name, fit_of
+from harness.recommend.traits import GGML, Example, Range, Traits
 from harness.report.text_table import Table
+from harness.stacks.header import references, stacks
 from harness.theory import public_speeds
+from harness.theory.floors import MOVED_STATE
+from harness.theory.public_speeds import PublicSpeed
 
 STUDY = "published/rtx4090-qwen1.5"
 SHARE = 0.9  # of rows that are to lie in their interval
@@ -75,21 +80,86 @@ def main() -> None:
 
 
 def of_study() -> list[Example]:
-    return examples.of_published(records.records(data.results(STUDY), print))
+    """The variants of the published study that have a line."""
+    found = []
+    for stored in records.records(data.results(STUDY), print):
+        record, reported, workload = stored.record, stored.record.get("reported"), stored.record["workload"]
+        traits = traits_of_record(record, record["variant"])
+        if traits is None or not reported or record["outcome"] != "ok":
+            continue
+        first, last = workload["prompt_tokens"] + 1, workload["prompt_tokens"] + workload["new_tokens"]
+        if line := of_line(reported["B_ms"], reported["W_tokens_per_ms"], first, last):
+            traits = replace(traits, setup=STUDY_LOOP, software=STUDY_LOOP)
+            found.append(Example(traits, line, first_token(stored) if traits.flops else {}))
+    return found
+
+
+def of_public(rows: Iterable[PublicSpeed]) -> list[Example]:
+    """One example per measurement of others; none of a GPU that ran by another interface than its maker's."""
+    found = []
+    for row in rows:
+        if row.family != row.device.family and row.maker != "AMD":
+            continue
+        traits = _traits_of_public(row)
+        first = {}
+        if row.prompt_tokens and row.prompt_tok_s and traits.flops:
+            first = {row.prompt_tokens: 1e3 * row.prompt_tokens / row.prompt_tok_s}
+        found.append(Example(traits, {row.context or 1: 1e3 / row.tok_s} if row.tok_s else {}, first))
+    return found
+
+
+# Variants of PyTorch's stacks, as public rows name them.
+_PUBLIC_VARIANTS = {
+    "hf": "hf bf16",
+    "autoawq exllama": "autoawq exllama",
+    "autoawq gemm fused": "autoawq gemm-fused",
+}
+
+
+def _traits_of_public(row: PublicSpeed) -> Traits:
+    group = _PUBLIC_VARIANTS.get(row.stack, references()["gguf"].stack)
+    header = stacks()[group.partition(" ")[0]]
+    engine, needs = candidates.engine(header, group), row.demand
+    read = needs.weight_bytes_per_token
+    if engine != GGML:
+        read = candidates.read_bytes(header, row.made, None, None) or read
+    return Traits(
+        group=group,
+        engine=engine,
+        type=row.quant if engine == GGML else "",
+        model=row.name,
+        device=row.device.name,
+        family=row.family,
+        read_bytes=read + MOVED_STATE * needs.state_bytes,
+        bytes_per_s=row.device.bandwidth_bytes_per_s,
+        packed=row.packed,
+        flops=candidates.prompt_flops(row.device, row.family, row.packed),
+        expert_bytes=needs.expert_bytes,
+        expert_share=needs.experts_used / needs.experts if needs.experts else 1.0,
+        setup=_setup(row.source),
+        software=OLDER if row.year and row.year <= OLDER_YEAR and engine == GGML else "",
+        generation=candidates.generation(row.device),
+        maker=candidates.maker_of(row.device),
+        **candidates.kind_of_model(row.made, needs.kv_bytes_per_token),
+    )
+
+
+def _setup(source: str) -> str:
+    """Who measured: a repository, or a thread; never empty, which is the user."""
+    first = source.partition(" ")[0]
+    return first if "/" in first else re.sub(r" ?\(.*|/\d+$", "", source) or "unknown"
 
 
 def evidence() -> list[Example]:
     """The study and the public measurements that are used."""
-    return [*of_study(), *examples.of_public(public_speeds.used(public_speeds.rows()))]
+    return [*of_study(), *of_public(public_speeds.used(public_speeds.rows()))]
 
 
 def fitted(measured: Sequence[Example], near: Mapping[str, Terms] | None = None) -> dict[str, Terms]:
     """All terms, fitted to all of these. `near`: fitted to almost the same."""
-    of_fits: dict[str, list[Example]] = {}
-    for example in measured:
-        of_fits.setdefault(fit_of(example.traits), []).append(example)
     return {
-        fit: fitted_terms(of_fit, Terms(), near.get(fit) if near else None) for fit, of_fit in of_fits.items()
+        fit: fitted_terms(of_fit, Terms(), near.get(fit) if near else None)
+        for fit, of_fit in by_fit(measured).items()
     }
 
 
@@ -115,6 +185,13 @@ class LeftOut:
     def off(self) -> float:
         """The logarithm of measured over predicted."""
         return math.log(self.measured / self.predicted.value)
+
+    @property
+    def plain_off(self) -> float:
+        """The error of 0.6 x bandwidth / bytes of a step; nan of a prompt, of which that says nothing."""
+        traits = self.example.traits
+        plain_ms = 1e3 * traits.read_bytes / traits.bytes_per_s / 0.6
+        return abs(self.measured / plain_ms - 1) if self.phase == DECODE else math.nan
 
     @property
     def sd(self) -> float:
@@ -154,11 +231,10 @@ def left_out(measured: Sequence[Example], near: Mapping[str, Terms]) -> Iterator
 def predicted(predictor: Predictor, rows: Sequence[Example]) -> Iterator[LeftOut]:
     """Rows as on a machine and from a source of which nothing is known."""
     for row in rows:
-        traits = replace(row.traits, device="unknown", setup="unknown")
         for n, ms in row.at_ms.items():
-            yield LeftOut(row, DECODE, ms, predictor.latency_ms([traits], n)[0])
+            yield LeftOut(row, DECODE, ms, predictor.latency_ms([row.traits], n)[0])
         for n, ms in row.first_tokens.items():
-            first = predictor.first_token_ms([traits], n)[0]
+            first = predictor.first_token_ms([row.traits], n)[0]
             if first and n >= TTFT_FROM:
                 yield LeftOut(row, PROMPTS, ms, first)
 
@@ -223,10 +299,24 @@ def errors(key: tuple[str, str], rows: Sequence[LeftOut], extra: float) -> dict[
         "within_25": f"{np.average(off <= 0.25, weights=weights):.2f}",
         "inside": f"{np.average(inside, weights=weights):.2f}",
         "width": f"{math.exp(2 * NORMAL_90 * _median(sd, weights)):.2f}",
+        "plain": f"{_median(np.array([row.plain_off for row in rows]), weights):.3f}",
         "least_bytes": f"{min(sizes):.3g}",
         "most_bytes": f"{max(sizes):.3g}",
         "kinds": " ".join(sorted({row.example.traits.kind for row in rows})),
     }
+
+
+def stored(terms: Mapping[str, Terms]) -> str:
+    """The content of the shipped file: of roots, which are triangular, the part that is not zero."""
+    content = {
+        fit: {
+            "names": of_fit.names,
+            "mean": [round(value, 4) for value in of_fit.mean.tolist()],
+            "root": [[round(v, 4) for v in row[: i + 1]] for i, row in enumerate(of_fit.root.tolist())],
+        }
+        for fit, of_fit in sorted(terms.items())
+    }
+    return json.dumps(content, separators=(",", ":")).replace('],"', '],\n"').replace("],[", "],\n[") + "\n"
 
 
 def table_text(table: Sequence[Mapping[str, str | int]]) -> str:
@@ -243,13 +333,14 @@ def show_own(title: str, rows: Sequence[Example], key: Callable[[Example], str])
     for name in sorted({key(row) for row in rows}):
         own = [replace(row, traits=replace(row.traits, setup="")) for row in rows]
         predictor = Predictor([row for row in own if key(row) != name])
-        asked = [row for row in own if key(row) == name]
-        for row, step in zip(asked, predictor.latency_ms([row.traits for row in asked], 1), strict=True):
-            if (row.traits.model, row.traits.group) not in EXCEPT:
-                off.append(abs(step.value / row.at_ms[1] - 1))
-                inside.append(step.low <= row.at_ms[1] <= step.high)
+        for row in own:
+            if key(row) == name and (row.traits.model, row.traits.group) not in EXCEPT:
+                n, ms = min(row.at_ms.items())
+                (step,) = predictor.latency_ms([row.traits], n)
+                off.append(abs(step.value / ms - 1))
+                inside.append(step.low <= ms <= step.high)
     most = np.quantile(off, 0.9)
-    print(f"{title}: B off by {np.median(off):.2%} (median), 90% within {most:.1%}; ", end="")
+    print(f"{title}: TPOT off by {np.median(off):.2%} (median), 90% within {most:.1%}; ", end="")
     print(f"{np.mean(inside):.0%} of {len(off)} in their interval")
 
 

@@ -215,17 +215,16 @@ def test_known_changes_of_kernel_are_those_of_the_stack_and_its_variant(stack, v
 
 
 @pytest.mark.parametrize(
-    ("stack", "variant", "engine", "waits"),
+    ("stack", "variant", "engine"),
     [
-        ("autoawq", "gemm", "torch", False),
-        ("autoawq", "gemm-fused", "fused", False),
-        ("autoawq", "exllama-fuse_layers=true", "fused", False),
-        ("bnb", "int8-dynamic", "torch", True),
-        ("bnb", "nf4-dynamic", "torch", False),
-        ("llamacpp", "q4_0", "ggml", False),
+        ("autoawq", "gemm", "torch"),
+        ("autoawq", "gemm-fused", "fused"),
+        ("autoawq", "exllama-fuse_layers=true", "fused"),
+        ("bnb", "nf4-dynamic", "torch"),
+        ("llamacpp", "q4_0", "ggml"),
     ],
 )
-def test_fused_layers_and_waiting_products_are_known_by_the_variants_name(stack, variant, engine, waits):
+def test_fused_layers_are_known_by_the_variants_name(stack, variant, engine):
     header = stacks()[stack]
     group = candidates.cost_group(header, variant, {})
-    assert (candidates.engine(header, group), candidates.waits(header, group)) == (engine, waits)
+    assert candidates.engine(header, group) == engine

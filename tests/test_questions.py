@@ -311,7 +311,6 @@ def test_where_nothing_fits_it_is_said(harness):
             "is a GPU that shares its CPU's memory",
         ),
         ("qwen3-8b --machine all --host-bandwidth 8", "--host-bandwidth needs --host-memory"),
-        ("qwen3-8b --machine all --calibrate", "--calibrate measures on this machine; drop --machine"),
     ],
 )
 def test_a_mistake_is_one_sentence(harness, arguments, says):

@@ -263,14 +263,6 @@ def test_of_a_repeat_that_was_cut_off_a_bounded_part_of_its_events_is_read(tmp_p
     assert (recovered.record["outcome"], damages) == ("interrupted", [])
 
 
-@pytest.mark.parametrize("make", [os.mkfifo, endless, holes], ids=["fifo", "endless", "large"])
-def test_a_table_of_speeds_that_is_no_table_is_refused(harness, tmp_path, make):
-    make(tmp_path / "speeds.csv")
-    ran = harness("recommend", "--machine", "rtx-4090", "--examples", "speeds.csv")
-    assert (ran.code, "Traceback" in ran.err) == (2, False)
-    assert "speeds.csv: cannot be read: it is " in ran.err
-
-
 # One bad record
 
 

@@ -31,7 +31,6 @@ LOG_VALUES = 1_500_000  # a column of text, or a number of JSON, takes up to 100
 LOG_STARTS = 16  # lines that may begin a JSON document behind lines of standard error
 TABLE_COLUMNS = 1000  # of a CSV file or of JSON objects
 TABLE_CELLS = 1 << 22  # an empty one takes memory too
-SPEEDS_BYTES = 1 << 20  # of `recommend --examples`; the shipped table of 470 speeds has 60 kB
 POWER_LOG_BYTES = 256 << 20  # these lines, each with a time in ISO 8601
 POWER_LOG_LINES = 7_000_000  # a week of ten a second
 

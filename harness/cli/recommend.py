@@ -104,20 +104,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
     add("--all", action="store_true", help="print every row, also variants that do not fit")
     add("--prove", type=_count, metavar="N", help="measure the first N on this machine, and rank again")
-    add(
-        "--calibrate",
-        action="store_true",
-        help="first measure this machine with two small models in three types, and the rate of every type",
-    )
     add("--results", type=Path, default=Path("results"), metavar="DIR", help="own records (default: results)")
-    add(
-        "--examples",
-        nargs="+",
-        type=Path,
-        default=[],
-        metavar="PATH",
-        help="measurements of other machines: a CSV like public_speeds.csv, a bundle, or a results folder",
-    )
     add("--json", action="store_true", help="print one JSON object: the ranking, and every prediction")
     add_wide(parser)
 
@@ -182,18 +169,13 @@ def run(arguments: argparse.Namespace) -> int:
         arguments.kind = "cpu"
         arguments.bandwidth = arguments.memory_speed * CHANNEL_BYTES * (arguments.channels or 2) / 1e9
     if arguments.model is None:
-        if not arguments.calibrate:
-            return _what_runs_here(arguments)
-        recommend_inputs.calibrate(arguments)
-        return OK
+        return _what_runs_here(arguments)
     given = recommend_inputs.model_from(arguments.model)
     model = given.subject.model
     if arguments.prove and given.source.row is None:
         raise Mistake(
             f"--prove measures weights, and those of {model.name} cannot be made here: give its GGUF"
         )
-    if arguments.calibrate:
-        recommend_inputs.calibrate(arguments)
     if arguments.context is None:
         arguments.context = max(
             LEAST_CONTEXT, min(USUAL_CONTEXT, given.subject.made.context or USUAL_CONTEXT)
@@ -211,13 +193,13 @@ def run(arguments: argparse.Namespace) -> int:
     if not offered:
         raise Mistake(f"no stack{' of those' if arguments.stacks else ''} runs {model.name} on {place.name}")
     scored = quality_loss.measured_quality(known.scores, model.name, given.fingerprint)
-    of_quality = quality_loss.known_quality(known.perplexities, model.name, scored)
-    found = recommend_answer.choices(known.given(offered), known.examples, arguments.context, of_quality)
+    of_quality = quality_loss.known_quality(quality_loss.published_quality(), model.name, scored)
+    found = recommend_answer.choices(offered, known.examples, arguments.context, of_quality)
     ranking = _ranked(arguments, found)
     if arguments.prove and ranking:
         recommend_inputs.prove(arguments, given, [each.choice for each in ranking[: arguments.prove]])
         known = recommend_inputs.known_models(arguments, place.devices)
-        found = recommend_answer.choices(known.given(offered), known.examples, arguments.context, of_quality)
+        found = recommend_answer.choices(offered, known.examples, arguments.context, of_quality)
         ranking = _ranked(arguments, found)
     if arguments.json:
         print(json.dumps(_as_json(arguments, found, ranking), indent=1, allow_nan=False))
@@ -314,7 +296,7 @@ def _reaching(arguments: argparse.Namespace, pairs: Sequence[Any]) -> tuple[list
     predictor = Predictor(known.examples)
 
     def predict(questions: Sequence[Any]) -> Sequence[Any]:
-        return answer.choices(known.given(questions), known.examples, context, lambda _: None, predictor)
+        return answer.choices(questions, known.examples, context, lambda _: None, predictor)
 
     found = questions.best(pairs, context, arguments.tok_s, predict)
     return found, None if found else questions.nearest(pairs, context, predict)
@@ -386,10 +368,9 @@ def _check(arguments: argparse.Namespace) -> None:
             raise Mistake(unknown("stack", name, stacks()))
     if arguments.context is not None and arguments.context < LEAST_CONTEXT:
         raise Mistake(f"--context {arguments.context}: a prompt and a token need {LEAST_CONTEXT}")
-    for option in ("prove", "calibrate"):
-        for other in ("machine", "bandwidth"):
-            if getattr(arguments, option) and getattr(arguments, other) not in (THIS, None):
-                raise Mistake(f"--{option} measures on this machine; drop --{other}")
+    for other in ("machine", "bandwidth"):
+        if arguments.prove and getattr(arguments, other) not in (THIS, None):
+            raise Mistake(f"--prove measures on this machine; drop --{other}")
     if arguments.kind and not arguments.bandwidth:
         raise Mistake("--kind is of a machine that is not known; give its --memory and --bandwidth")
     if arguments.memory_speed and (arguments.bandwidth or not arguments.memory):
@@ -400,9 +381,9 @@ def _check(arguments: argparse.Namespace) -> None:
         raise Mistake("--vendor is of a GPU that is not known; give its --memory and --bandwidth")
     if arguments.reserve and arguments.memory and arguments.machine == THIS and not arguments.bandwidth:
         raise Mistake("--memory is all that may be used, and nothing of it is reserved; drop one of the two")
-    of_all, of_one = arguments.machine == ALL, bool(arguments.model or arguments.calibrate)
+    of_all, of_one = arguments.machine == ALL, bool(arguments.model)
     if arguments.models and of_one:
-        raise Mistake("--models narrows the known models; drop it, or the model and --calibrate")
+        raise Mistake("--models narrows the known models; drop it, or the model")
     if arguments.model is None and (of_all or arguments.prove):
         raise Mistake(f"--{'machine all' if of_all else 'prove'} needs a model")
     for option in ("goal", "stacks", *_OF_ONE * of_all):
@@ -540,6 +521,5 @@ def _row(choice: Any) -> dict[str, object]:
         "kld_mean": choice.quality.kld if choice.quality else None,
         "kld_mean_ci95": choice.quality.kld_ci95 if choice.quality else None,
         "quality_source": choice.quality.source if choice.quality else None,
-        "joules_per_token": choice.joules_per_token,
         "basis": choice.basis,
     }

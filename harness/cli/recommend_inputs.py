@@ -3,92 +3,39 @@
 from __future__ import annotations
 
 import argparse
-import csv
 import fnmatch
-import io
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
 
 from harness import machine
 from harness.base import bounds, data
-from harness.base.files import object_of, read_regular
+from harness.base.files import object_of
 from harness.base.nvml import Gpu, visible_gpus
-from harness.base.text import list_named, plural, printable
+from harness.base.text import list_named, printable
 from harness.cli import NOT_OK, OK, Mistake, options, say, theory_options
 from harness.cli.options import stored
 from harness.config import Model
 from harness.config.plan import Cell
 from harness.config.variants import InlineShape, safe_name
-from harness.machine import ProbeError
 from harness.models import check, layout, locate
 from harness.models.locate import WeightsError, read
 from harness.models.make import FULL_TYPES
-from harness.recommend import answer, candidates, commands, examples, quality_loss
-from harness.recommend.answer import Choice
-from harness.recommend.candidates import FOLDER, Candidate, Place, Rates, Subject, place_of
+from harness.recommend import answer, commands, examples
+from harness.recommend.answer import FOLDER, Choice
+from harness.recommend.candidates import Place, Subject, place_of
 from harness.recommend.commands import Source
-from harness.recommend.quality_loss import Perplexity
 from harness.recommend.traits import Example
-from harness.records import Stored
 from harness.records.kinds import Record
-from harness.stacks.header import references
-from harness.theory import base_shapes, names, public_speeds
+from harness.theory import base_shapes, names
 from harness.theory.decoder import Decoder, dense_fields
 from harness.theory.known_models import Described, config_of
 from harness.theory.known_models import Known as KnownModels
 from harness.theory.machines import MACHINES, Figure, Machine, memory_words
 from harness.theory.memory import released_in
 from harness.theory.names import NotUnderstood
-
-# `harness recommend --calibrate`: measure a few variants and the rate of each type, to predict others.
-
-
-def calibrate(arguments: argparse.Namespace) -> None:
-    """Measure on this machine, and keep it with the results. The rates are measured before and after, as a
-    machine drifts. Raises Mistake."""
-    from harness.cli import main
-
-    config = arguments.results / FOLDER / "calibration.yaml"
-    on_gpu = bool(visible_gpus())
-    try:
-        config.parent.mkdir(parents=True, exist_ok=True)
-        config.write_text(commands.calibration_command("cuda" if on_gpu else "cpu"))
-    except OSError as refusal:
-        raise Mistake(f"{config}: cannot be written: {refusal.strerror}") from refusal
-    if not on_gpu:
-        rates(arguments.results)
-    if main(["run", str(config), "-o", str(arguments.results)]) not in (OK, NOT_OK):
-        raise Mistake(f"{config} could not be measured")
-    if not on_gpu:
-        rates(arguments.results)
-
-
-def rates(results: Path) -> None:
-    """Measure and keep how fast this CPU multiplies each type of weights, if llama.cpp is built. Raises
-    Mistake."""
-    from harness.campaign import repeat
-    from harness.campaign.other_processes import DeviceBusy, device_lock
-    from harness.stacks import build
-
-    environment = references()["gguf"].environment_for("cpu")
-    interpreter = build.find(environment) if environment else None
-    if interpreter is None:
-        return
-    threads = machine.default_threads()
-    try:
-        with device_lock("cpu", wait=False, say=say):
-            found = repeat.through_stack(interpreter, "cpu", threads, ["types"])["types"]["rates"]
-        candidates.keep_rates(results, machine.facts()["cpu"], threads, found)
-    except DeviceBusy as busy:
-        raise Mistake(f"{str(busy).partition(';')[0]}; this machine cannot be measured now") from busy
-    except ProbeError as failure:
-        raise Mistake(str(failure)) from failure
-    except OSError as refusal:
-        raise Mistake(f"{results}: cannot be written: {refusal.strerror}") from refusal
-
 
 # The inputs of a recommendation: the model, the machine, and the records to predict from.
 
@@ -100,19 +47,10 @@ GPU_BYTES_PER_S = 150e9  # a machine of which only memory and bandwidth are know
 
 @dataclass(frozen=True)
 class Known:
-    """What was measured: examples to predict from, perplexities, scores of texts, and rates by type of the
-    place's devices."""
+    """What was measured here: examples to predict from, and scores of texts."""
 
     examples: Sequence[Example]
-    perplexities: Sequence[Perplexity]
     scores: Sequence[Record]
-    rates: Mapping[str, Rates]
-
-    def given(self, candidates: Sequence[Candidate]) -> list[Candidate]:
-        """The candidates with these rates."""
-        for device, rates in self.rates.items():
-            candidates = [each.given(device, rates) for each in candidates]
-        return [*candidates]
 
 
 @dataclass(frozen=True)
@@ -390,66 +328,19 @@ def _limited(place: Place, memory_gib: float | None) -> Place:
 
 
 def known_models(arguments: argparse.Namespace, devices: Sequence[Place]) -> Known:
-    """The user's own records and those given with --examples, to predict for these devices; unreadable ones
-    are named and ignored. Raises Mistake and ResultsError."""
+    """The user's own records, to predict for these devices. Raises Mistake and ResultsError."""
     folder: Path = arguments.results
     if folder.exists() and not folder.is_dir():
         raise Mistake(f"{printable(str(folder))} is no folder of results")
     mine = [*stored(folder)] if folder.is_dir() else []
-    # This machine's own bandwidth is measured each time; a share of it must mean the same in all.
-    bandwidths = {each.name: each.bytes_per_s for each in devices}
-    found = [
-        *(_of_own(mine, bandwidths) if mine else ()),
-        *(example for path in arguments.examples for example in _of_others(path)),
-    ]
-    found = examples.with_bandwidths(found, bandwidths)
-    rates = {each.name: candidates.kept_rates(folder, each.name, each.threads) for each in devices}
-    rates = {name: of_types for name, of_types in rates.items() if of_types}
-    for device, of_types in rates.items():
-        found = examples.with_rates(found, device, of_types)
-    scores = [each.record for each in mine if each.record["kind"] == "scored"]
-    return Known(found, quality_loss.published_quality(), scores, rates)
-
-
-def _of_own(mine: Sequence[Stored], bandwidths: Mapping[str, float] | None = None) -> list[Example]:
+    if not mine:
+        return Known((), ())
     from harness.dataset.study import load_study  # with all verdicts, and scipy
 
-    return examples.of_own(load_study(mine), bandwidths)
-
-
-def _of_others(path: Path) -> list[Example]:
-    """The examples in a CSV of speeds, a bundle or a results folder of another machine; rows that cannot be
-    used are named. Raises Mistake and ResultsError."""
-    if path.suffix != ".csv":
-        from harness.share.bundle import as_folder
-
-        with as_folder(path) as folder:
-            found = _of_own([*stored(folder)])
-        found = [replace(each, traits=replace(each.traits, setup=path.name)) for each in found]
-    else:
-        found = examples.of_public(public_speeds.used(_speeds(path)))
-    say(printable(f"{path}: {plural(len(found), 'measurement')} used"))
-    return found
-
-
-def _speeds(path: Path) -> list[public_speeds.PublicSpeed]:
-    """The rows of a CSV; those that cannot be used are named. Raises Mistake."""
-    try:
-        content = read_regular(path, bounds.SPEEDS_BYTES, links=True)
-        text = io.StringIO(content.decode("utf-8-sig"), newline="")  # Excel begins with a mark
-        table = csv.DictReader(text, restkey=public_speeds.BEYOND)
-        if wrong_header := public_speeds.header_error(table.fieldnames or ()):
-            raise Mistake(printable(f"{path}: {wrong_header}"))
-        rows, refused = public_speeds.read(table)
-    except UnicodeDecodeError as wrong:
-        raise Mistake(f"{printable(str(path))}: cannot be read: it is no text in UTF-8") from wrong
-    except (OSError, csv.Error) as wrong:
-        raise Mistake(
-            f"{printable(str(path))}: cannot be read: {getattr(wrong, 'strerror', wrong)}"
-        ) from wrong
-    for sentence in refused:
-        say(printable(f"{path}: {sentence}; left out"))
-    return rows
+    # This machine's own bandwidth is measured each time; a share of it must mean the same in all.
+    bandwidths = {each.name: each.bytes_per_s for each in devices}
+    found = examples.of_own(load_study(mine), bandwidths)
+    return Known(found, [each.record for each in mine if each.record["kind"] == "scored"])
 
 
 # `harness recommend --prove`: measure the first of a ranking, and keep how far off the predictions were.

@@ -16,7 +16,7 @@ from typing_extensions import TypedDict
 from harness.analysis.columns import Cell as ColumnsCell
 from harness.analysis.quality import EQUAL_KLD
 from harness.recommend import evidence
-from harness.recommend.candidates import FOLDER, Candidate
+from harness.recommend.candidates import Candidate
 from harness.recommend.commands import measured_name
 from harness.recommend.evidence import DECODE, how_far_off
 from harness.recommend.least_squares import Floats
@@ -48,7 +48,7 @@ _LEADS = {
 class Choice:
     """A candidate with its predictions. `start`, `deep`: tokens per second at zero context, and at the
     requested context; `first_short`, `first_deep`: ms of a prompt of 2,048 tokens, and of the context.
-    `joules_per_token`: as measured, never predicted. `basis`: the evidence for the prediction.
+    `basis`: the evidence for the prediction.
     `unknowns`: the standard deviation of `deep`'s logarithm by each unknown, in the same order for all
     choices."""
 
@@ -58,7 +58,6 @@ class Choice:
     first_short: Range | None
     first_deep: Range | None
     quality: Quality | None
-    joules_per_token: float | None
     basis: str
     unknowns: Floats = field(compare=False, repr=False)
 
@@ -88,7 +87,6 @@ def choices(
 ) -> list[Choice]:
     """Predict all candidates at once. `fitted`: to these examples, where it is asked again."""
     predictor, traits = fitted or Predictor(examples), [each.traits for each in found]
-    metered = [each for each in examples if each.joules_per_token is not None]
     start, deep = (predictor.steps([each.parts for each in found], n) for n in (1, context))
     figures = zip(
         found,
@@ -107,7 +105,6 @@ def choices(
             first_short=short,
             first_deep=long,
             quality=quality(each),
-            joules_per_token=_measured_joules(each, metered),
             basis=basis(each, examples),
             unknowns=unknowns,
         )
@@ -137,14 +134,6 @@ def _basis(wanted: Traits, examples: Sequence[Example]) -> str:
 def _identity(of: Traits) -> tuple[str | int, ...]:
     """What makes it the same variant on the same device."""
     return of.group, of.device, of.model, of.type, of.layers, of.software
-
-
-def _measured_joules(candidate: Candidate, examples: Sequence[Example]) -> float | None:
-    """The median of what this variant took here; null for one in two memories."""
-    wanted = _identity(candidate.traits)
-    alike = [each for each in examples if not candidate.split and _identity(each.traits) == wanted]
-    known = [joules for each in alike if (joules := each.joules_per_token) is not None]
-    return statistics.median(known) if known else None
 
 
 def ranked(found: Sequence[Choice], goal: str, most: int) -> list[Ranked]:
@@ -311,7 +300,7 @@ def with_predictions(study: Study, folders: Iterable[Path]) -> Study:
     return replace(study, further_methods=further) if found else study
 
 
-NAME = "outcomes.jsonl"  # in that folder of the results
+FOLDER, NAME = "recommended", "outcomes.jsonl"  # in the results folder
 
 
 class Outcome(TypedDict):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from bisect import bisect_left
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
@@ -13,11 +13,10 @@ from typing import Any
 
 from typing_extensions import TypedDict
 
-from harness.campaign import forecast
-from harness.campaign.forecast import Device, engine_of, held_model, kv_element_bytes
-from harness.config import Decode, Experiment, Model, Protocol, plan
+from harness.campaign.forecast import Device, bytes_of_shape, engine_of, held_model, kv_element_bytes
+from harness.config import Decode, Model, Variant
 from harness.config.experiment import Scalar
-from harness.config.plan import Cell
+from harness.config.plan import Cell, known_failures
 from harness.config.variants import expanded, varied
 from harness.config.yaml_text import Mistakes
 from harness.recommend.traits import DENSE, EXPERTS, FUSED, GGML, STATES, TORCH, Traits
@@ -27,7 +26,7 @@ from harness.theory import memory as theory_memory
 from harness.theory.decoder import Decoder, lm_head_params
 from harness.theory.floors import MOVED_STATE, Demand, Reach
 from harness.theory.machines import Machine
-from harness.theory.memory import BITSANDBYTES, LLAMA_CPP, OF_MIXTURES, Engine, Placement, released_in
+from harness.theory.memory import BITSANDBYTES, LLAMA_CPP, OF_MIXTURES, Placement, released_in
 from harness.theory.public_speeds import maker
 from harness.theory.rows import is_quantized
 from harness.theory.tensors import (
@@ -48,7 +47,10 @@ from harness.theory.tensors import (
 NOT_REPACKED = "not repacked"
 _PLAIN = "f16"
 _BYTES_16 = 2
-_HEAD_ELEMENTS = 128  # where a record does not say; most models' heads have as many
+# Of a CPU, in the time of a byte: of 8 cores at 4 GHz with AVX2, 32 operations a cycle, beside two channels
+# of DDR4-3200.
+_CPU_OPERATIONS = 20.0
+BOARD = "board"
 
 
 class OfModel(TypedDict):
@@ -56,35 +58,23 @@ class OfModel(TypedDict):
 
     layers: int
     reaches: tuple[Reach, ...]
-    head_elements: int
     pass_flops: float
     kind: str
 
 
 def kind_of_model(made: Decoder, kv_bytes_per_token: float) -> OfModel:
     """The shared traits of a model with so many bytes of cache a token."""
-    found = kind_of_demand(floors.with_kv(floors.demand_of_bits(made, 16), kv_bytes_per_token), made.count)
-    return found | {"head_elements": made.head_dim} if made.is_dense else found
+    return kind_of_demand(floors.with_kv(floors.demand_of_bits(made, 16), kv_bytes_per_token), made.count)
 
 
 def kind_of_demand(needs: Demand, layers: int) -> OfModel:
-    """The shared traits of a model whose record has the demand alone."""
+    """The shared traits of a model by what it demands."""
     return {
         "layers": layers,
         "reaches": needs.reaches,
-        "head_elements": _HEAD_ELEMENTS,
         "pass_flops": needs.flops_per_token,
         "kind": STATES if needs.state_bytes else EXPERTS if needs.experts else DENSE,
     }
-
-
-def kind_of_types(made: Decoder, tensors: Sequence[Tensor]) -> tuple[tuple[str, float], ...]:
-    """Bytes that a step reads by the type of the tensors."""
-    found: dict[str, float] = {}
-    for each in tensors:
-        streamed = streamed_bytes(each, made.tied, made.expert_share)
-        found[each.type] = found.get(each.type, 0.0) + streamed
-    return tuple((name, size) for name, size in found.items() if size)
 
 
 def cost_group(header: Header, variant: str, options: Options) -> str:
@@ -105,9 +95,9 @@ def engine(header: Header, of_group: str) -> str:
     return FUSED if any(part in of_group for part in header.fused) else TORCH
 
 
-def waits(header: Header, of_group: str) -> bool:
-    """Whether a matrix product waits for the device in a group."""
-    return any(part in of_group for part in header.waits)
+def maker_of(machine: Machine) -> str:
+    """Whose GPU it is, or the kind of CPU; empty: unknown."""
+    return BOARD if machine.board and machine.family == "cpu" else maker(machine)
 
 
 def generation(machine: Machine) -> str:
@@ -124,8 +114,9 @@ def generation(machine: Machine) -> str:
 
 def prompt_flops(machine: Machine, family: str, packed: bool) -> float | None:
     """The rate that prompts reach a share of. `family`: what runs the model; Vulkan unpacks all weights to 16
-    bits."""
-    return machine.kernel_flops(packed and family != "vulkan")
+    bits. A CPU's is not in its data sheet, and is taken for so many operations in the time of a byte."""
+    known = machine.kernel_flops(packed and family != "vulkan")
+    return machine.bandwidth_bytes_per_s * _CPU_OPERATIONS if known is None and family == "cpu" else known
 
 
 def read_bytes(header: Header, made: Decoder, quant: str | None, bits: float | None) -> float | None:
@@ -143,52 +134,50 @@ def read_bytes(header: Header, made: Decoder, quant: str | None, bits: float | N
     return whole - (0 if made.tied else lm_head_params(made) * _BYTES_16)
 
 
-# Split a model's layers between a GPU and its host CPU: how many go where, and the bytes of each. Pure.
+# A model in two memories: how many layers go where, and the bytes of each. Pure.
 
 
 OPTION, ALL, EXPERTS_OPTION = "gpu_layers", -1, "n_cpu_moe"
 
 
 @dataclass(frozen=True)
-class Memory:
-    """`engine`: how the stack uses it."""
-
-    engine: Engine
-    available_bytes: float
-
-
-@dataclass(frozen=True)
 class Side:
-    """The layers of one memory. `model`: as the stack holds it there; `types`: bytes that a step reads, by
-    type."""
+    """The layers of one memory. `model`: as the stack holds it there; `read_bytes`: of a step."""
 
     model: theory_memory.Model
-    types: tuple[tuple[str, float], ...]
+    read_bytes: float
     expert_bytes: float
-    memory: Memory
 
-    def bytes_at(self, context: int) -> float:
-        return theory_memory.total_bytes(self.memory.engine, self.model, context)
 
-    def fits(self, context: int) -> bool:
-        return self.bytes_at(context) <= self.memory.available_bytes
+@lru_cache(maxsize=1024)  # of many machines, the same divisions are tried
+def sides_of(
+    placement: Placement, made: Decoder, tensors: tuple[Tensor, ...], kv_element_bytes: float
+) -> tuple[Side, Side]:
+    """The GPU's and the CPU's."""
+    on_gpu, on_cpu = theory_memory.side_models(placement, made, tensors, kv_element_bytes)
+    gpu, cpu, computed = theory_memory.on_sides(placement, made, tensors)
 
-    @property
-    def longest(self) -> int | None:
-        return theory_memory.longest_context(self.memory.engine, self.model, self.memory.available_bytes)
+    def side(model: theory_memory.Model, held: Sequence[Tensor], read: Sequence[Tensor]) -> Side:
+        streamed = sum(streamed_bytes(each, made.tied, made.expert_share) for each in read)
+        return Side(model, streamed, sum(each.bytes for each in held if is_of_experts(each.name)))
 
-    def of(self, whole: Traits) -> Traits:
-        """This side's part of a model's traits. A prompt's products are not known of either."""
-        model = kind_of_model(self.model.made, self.model.kv_bytes_per_token)
-        return replace(
-            whole,
-            layers=model["layers"],
-            reaches=model["reaches"],
-            read_bytes=sum(size for _, size in self.types),
-            of_types=self.types,
-            expert_bytes=self.expert_bytes,
-            flops=None,
-        )
+    return side(on_gpu, gpu, gpu), side(on_cpu, cpu, computed)
+
+
+def first_that_fits(placed: Sequence[Placement], fits: Callable[[Placement], bool]) -> Placement | None:
+    """Of placements that need ever less of the GPU; null: none fits."""
+    first = bisect_left(placed, True, key=fits)
+    return placed[first] if first < len(placed) else None
+
+
+def by_layers(made: Decoder) -> list[Placement]:
+    """The last layers on the GPU, ever fewer, and the output."""
+    return [Placement(gpu_layers=count + 1) for count in range(made.count - 1, 0, -1)]
+
+
+def by_experts(made: Decoder) -> list[Placement]:
+    """The experts of ever more layers on the CPU; none of a model without experts."""
+    return [Placement(count) for count in range(1, made.count + 1) if made.experts]
 
 
 @dataclass(frozen=True)
@@ -205,115 +194,6 @@ class Split:
     @property
     def fits(self) -> bool:
         return self.memory_bytes <= self.available_bytes
-
-
-@dataclass(frozen=True)
-class Divided:
-    """A model that is to be in two memories."""
-
-    made: Decoder
-    tensors: Sequence[Tensor]
-    kv_element_bytes: float
-    gpu: Memory
-    host: Memory
-
-    def sides(self, placement: Placement) -> tuple[Side, Side]:
-        """The GPU's and the CPU's."""
-        on_gpu, on_cpu = _held_by_sides(placement, self.made, tuple(self.tensors), self.kv_element_bytes)
-        return Side(*on_gpu, self.gpu), Side(*on_cpu, self.host)
-
-    def fits_gpu(self, placement: Placement, context: int) -> bool:
-        return self.sides(placement)[0].fits(context)
-
-    def by_layers(self, context: int) -> Placement | None:
-        """As many of the last layers on the GPU as fit with the context, and the output; null: none fits."""
-        placed = [Placement(gpu_layers=count + 1) for count in range(self.made.count - 1, 0, -1)]
-        return self._first_that_fits(placed, context)
-
-    def by_experts(self, context: int) -> Placement | None:
-        """The experts of the fewest layers on the CPU with which the rest fits; null: of a model without
-        experts, or whose rest does not fit either."""
-        placed = [Placement(count) for count in range(1, self.made.count + 1) if self.made.experts]
-        return self._first_that_fits(placed, context)
-
-    def _first_that_fits(self, placed: Sequence[Placement], context: int) -> Placement | None:
-        """Of placements that need ever less of the GPU; null: none fits."""
-        first = bisect_left(placed, True, key=lambda each: self.fits_gpu(each, context))
-        return placed[first] if first < len(placed) else None
-
-
-Held = tuple[theory_memory.Model, tuple[tuple[str, float], ...], int]
-"""The first fields of a Side."""
-
-
-@lru_cache(maxsize=1024)  # of many machines, the same divisions are tried
-def _held_by_sides(
-    placement: Placement, made: Decoder, tensors: tuple[Tensor, ...], kv_element_bytes: float
-) -> tuple[Held, Held]:
-    models = theory_memory.side_models(placement, made, tensors, kv_element_bytes)
-    gpu, cpu, computed = theory_memory.on_sides(placement, made, tensors)
-    return (
-        (models[0], kind_of_types(made, gpu), _expert_bytes(gpu)),
-        (models[1], kind_of_types(made, computed), _expert_bytes(cpu)),
-    )
-
-
-def _expert_bytes(tensors: Sequence[Tensor]) -> int:
-    return sum(each.bytes for each in tensors if is_of_experts(each.name))
-
-
-# How fast a CPU multiplies each type of weights: measured by a probe of ggml, kept, and given to traits.
-
-
-FOLDER, NAME = "recommended", "types.jsonl"  # in the results folder
-Rates = Mapping[str, float]
-"""Bytes of weights per second by ggml's type, in the layout that llama.cpp uses."""
-
-
-def keep_rates(
-    results: Path, device: str, threads: int, measured: Mapping[str, Mapping[str, float | None]]
-) -> None:
-    """Append the rates that a probe measured on a device. Raises OSError."""
-    (results / FOLDER).mkdir(parents=True, exist_ok=True)
-    with (results / FOLDER / NAME).open("a", encoding="utf-8") as file:
-        file.write(json.dumps({"device": device, "threads": threads, "rates": measured}) + "\n")
-
-
-def kept_rates(results: Path, device: str, threads: int) -> Rates:
-    """The best of those measured on a device with so many threads, by type: other processes only slow them.
-    Empty without any. A damaged line does not count."""
-    try:
-        lines = (results / FOLDER / NAME).read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError):
-        return {}
-    found: dict[str, float] = {}
-    for line in lines:
-        try:
-            each = json.loads(line)
-            if (each["device"], each["threads"]) == (device, threads):
-                for name, rate in each["rates"].items():
-                    found[name] = max(found.get(name, 0.0), _used(rate))
-        except (ValueError, KeyError, TypeError, AttributeError):
-            continue
-    return found
-
-
-def _used(rate: Mapping[str, Any]) -> float:
-    """The rate of the layout that llama.cpp uses: repacked, if there is such a layout. Raises ValueError."""
-    used = float(rate["repacked_bytes_per_s"] or rate["bytes_per_s"])
-    if not 0 < used < 1e15:
-        raise ValueError(used)
-    return used
-
-
-def given_rates(traits: Traits, rates: Rates) -> Traits:
-    """Add the time of a step's weights by these rates, if all types have one."""
-    on_cpu = traits.engine == GGML and traits.family == "cpu" and not traits.group.endswith(NOT_REPACKED)
-    if not on_cpu or not traits.of_types or any(name not in rates for name, _ in traits.of_types):
-        return traits
-    weights_s = sum(size / rates[name] for name, size in traits.of_types)
-    others = traits.read_bytes - sum(size for _, size in traits.of_types)
-    return replace(traits, multiply_s=weights_s + others / traits.bytes_per_s)
 
 
 # Where a model would run: a device, its bandwidth and rates, and a GPU's host CPU.
@@ -368,7 +248,7 @@ def place_of(machine: Machine, name: str, threads: int) -> Place:
     return Place(
         *(device, machine.name, bandwidth, rates, threads),
         generation=generation(machine),
-        maker=maker(machine),
+        maker=maker_of(machine),
         unified=machine.unified,
     )
 
@@ -379,6 +259,9 @@ def place_of(machine: Machine, name: str, threads: int) -> Place:
 PROMPT = 25  # tokens, as in the study
 WHOLE_BITS = 16  # per weight: the reference of quality
 _NOT_LINEAR = ("embedding", "lm_head", "router", "norm")
+_UNMEASURED = ("mlx", "torchao", "vllm")
+# The type of llama.cpp whose bits are nearest to a format of a stack that nobody measured.
+_NEAREST = {"int4": "q4_0", "int8": "q8_0", "gptq": "q4_0", "awq": "q4_0"}
 
 
 @dataclass(frozen=True)
@@ -391,8 +274,8 @@ class Subject:
     stored: str | None = None
     tensors: tuple[Tensor, ...] = ()
 
-    def stored_as(self, quant: str) -> Sequence[Tensor]:
-        """The model's tensors in a GGUF of this type."""
+    def stored_as(self, quant: str) -> tuple[Tensor, ...]:
+        """The model's tensors in a GGUF of this type; a dense model's as in the published study."""
         return self.tensors or quantized(self.made, quant, as_published=self.made.is_dense)
 
     def in_type(self, quant: str) -> InType:
@@ -402,11 +285,10 @@ class Subject:
 
 @dataclass(frozen=True)
 class InType:
-    """A model in a GGUF of one type. `needs`: with a 16-bit cache. `types`: bytes that a step reads, by type
-    of the tensors. `bits`: per weight of the linear layers."""
+    """A model in a GGUF of one type. `needs`: with a 16-bit cache. `bits`: per weight of the linear
+    layers."""
 
     needs: Demand
-    types: tuple[tuple[str, float], ...]
     bits: float
 
 
@@ -419,7 +301,11 @@ def in_type(made: Decoder, quant: str) -> InType:
 def _counted(made: Decoder, tensors: Sequence[Tensor]) -> InType:
     linear = [each for each in tensors if _is_linear(each)]
     bits = 8 * sum(each.bytes for each in linear) / sum(each.elements for each in linear)
-    return InType(floors.demand_of_tensors(made, tensors), kind_of_types(made, tensors), bits)
+    return InType(floors.demand_of_tensors(made, tensors), bits)
+
+
+def _is_linear(tensor: Tensor) -> bool:
+    return len(tensor.dims) > 1 and tensor.part not in _NOT_LINEAR
 
 
 @dataclass(frozen=True)
@@ -459,14 +345,6 @@ class Candidate:
         """The parts of a step, which take turns."""
         return [self.traits, self.split.traits] if self.split else [self.traits]
 
-    def given(self, device: str, rates: Rates) -> Candidate:
-        """Add a device's rates by type."""
-        traits = given_rates(self.traits, rates) if self.traits.device == device else self.traits
-        split = self.split
-        if split and split.traits.device == device:
-            split = replace(split, traits=given_rates(split.traits, rates))
-        return replace(self, traits=traits, split=split)
-
 
 def candidates(subject: Subject, place: Place, context: int, chosen: Sequence[str] = ()) -> list[Candidate]:
     """All that can run; `chosen`: on these stacks alone. Variants beyond their stack's limits, or there only
@@ -474,7 +352,7 @@ def candidates(subject: Subject, place: Place, context: int, chosen: Sequence[st
     unknown."""
     found, able = [], _having(subject.stored, bool(chosen))
     for header in stacks().values():
-        if (chosen and header.stack not in chosen) or not _runs_on(header, place.device.family):
+        if (chosen and header.stack not in chosen) or not _runs_on(header, place.device.family, bool(chosen)):
             continue
         if header.weights == "gguf" and header.stack not in able:
             continue
@@ -487,8 +365,9 @@ def candidates(subject: Subject, place: Place, context: int, chosen: Sequence[st
             if (candidate := candidate_of(subject, cell, place, context)) is not None:
                 runnable.append(cell)
                 found.append(candidate)
-                if not candidate.fits:
-                    found += _splits(subject, candidate, place, context)
+                if not candidate.fits and place.host and cell.weights_format == "gguf":
+                    found += in_two(subject, candidate, place, context, by_layers(subject.made))
+                    found += in_two(subject, candidate, place, context, by_experts(subject.made))
     return found
 
 
@@ -506,37 +385,43 @@ def _differ_in_dtype_alone(one: Cell, other: Cell) -> bool:
     return first == second
 
 
-def _runs_on(header: Header, family: str) -> bool:
-    if family not in ("cpu", "cuda"):  # nothing was measured there, but llama.cpp runs on all of them
+def is_unmeasured(header: Header) -> bool:
+    """Whether nobody measured the stack's speed, and it is taken for llama.cpp."""
+    return header.stack in _UNMEASURED
+
+
+def _runs_on(header: Header, family: str, is_asked: bool) -> bool:
+    if is_unmeasured(header):
+        return is_asked and family != "cpu" and header.environment_for(family) is not None
+    if family not in ("cpu", "cuda"):  # nothing else was measured there
         return header.memory == LLAMA_CPP
     return family not in header.functional and header.environment_for(family) is not None
 
 
 def cells_of(subject: Subject, header: Header, context: int) -> Iterator[Cell]:
-    workload = Decode(prompt_tokens=min(PROMPT, context - 1), new_tokens=context - min(PROMPT, context - 1))
-    mistakes = Mistakes(lambda loc: f"runners/{header.stack}.py: offers")
-    offers = [each for row in header.offers or ({},) for each in _offered(row, subject, header)]
-    rows = [{"stack": header.stack, **row} for row in offers]
-    variants = [variant for row in rows for variant in expanded(row, (), [], Path(), mistakes)]
+    prompt = min(PROMPT, context - 1)
+    workload = Decode(prompt_tokens=prompt, new_tokens=context - prompt)
+    for row in header.offers or ({},):
+        for offered in _offered(row, subject, header):
+            for variant in _variants(header.stack, json.dumps(offered)):
+                yield Cell("", subject.model, variant, workload)
+
+
+@lru_cache(maxsize=256)
+def _variants(stack: str, row: str) -> list[Variant]:
+    mistakes = Mistakes(lambda loc: f"runners/{stack}.py: offers")
+    found = expanded({"stack": stack, **json.loads(row)}, (), [], Path(), mistakes)
     mistakes.stop_if_any()
-    experiment = Experiment(
-        name="recommended",
-        protocol=Protocol(),
-        models=(subject.model,),
-        variants=tuple(variants),
-        workloads=(workload,),
-    )
-    yield from plan.cells(experiment)
+    return found
 
 
 def _offered(row: dict[str, Any], subject: Subject, header: Header) -> Iterator[dict[str, Any]]:
     """Yield a row with the types of weights that this model may have. A type that llama.cpp does not make
     here gets a separate row, which takes the file unchanged."""
-    made = subject.made
     if header.memory != LLAMA_CPP or "quant" not in row:
         yield row
         return
-    released = released_in(made)
+    released = released_in(subject.made)
     types: list[str] = [released] if released else row["quant"]
     if subject.stored is not None:
         types = [subject.stored]
@@ -551,11 +436,11 @@ def _offered(row: dict[str, Any], subject: Subject, header: Header) -> Iterator[
 
 def candidate_of(subject: Subject, cell: Cell, place: Place, context: int) -> Candidate | None:
     """Make a candidate of a cell; null if the cell cannot run."""
-    device = place.device
-    expected = forecast.forecast_cell(cell, None, device, place.threads)
-    options = cell.options(place.threads)
+    device, options = place.device, cell.options(place.threads)
     held = _held(subject, cell, options)
-    if expected.broken or held is None:
+    if held is None or known_failures(
+        cell, place.threads, device.family, device.compute_capability, cell.model.made
+    ):
         return None
     engine = engine_of(cell, options, device.family != "cpu", held.made)
     uncapped = theory_memory.longest_context(engine, held, place.available_bytes)
@@ -576,11 +461,18 @@ def candidate_of(subject: Subject, cell: Cell, place: Place, context: int) -> Ca
 
 def _held(subject: Subject, cell: Cell, options: Options) -> theory_memory.Model | None:
     """The model as the cell's stack holds it; null: unknown."""
+    made = subject.made
+    if is_unmeasured(cell.header):
+        quant = {"int4": "nf4", "int8": "int8"}.get(cell.quant or "")
+        loaded = float(loaded_bytes(of_shape(made), "bf16", quant)) if quant else bytes_of_shape(cell, made)
+        embedding = 0.0 if made.tied else loaded * lm_head_params(made) / decoder.parameters(made)
+        kv_bytes = decoder.kv_elements_per_token(made) * kv_element_bytes(options)
+        return theory_memory.Model(made, loaded, embedding, kv_bytes)
     if cell.weights_format != "gguf":
         return held_model(cell, None, options)
     needs = subject.in_type(type_of(subject, cell)).needs
     kv_bytes = needs.kv_bytes_per_token * kv_element_bytes(options) / _BYTES_16
-    return theory_memory.Model(subject.made, needs.resident_bytes, needs.embedding_bytes, kv_bytes)
+    return theory_memory.Model(made, needs.resident_bytes, needs.embedding_bytes, kv_bytes)
 
 
 def type_of(subject: Subject, cell: Cell) -> str:
@@ -591,16 +483,19 @@ def _traits(
     subject: Subject, cell: Cell, held: theory_memory.Model, options: Options, place: Place, bits: float
 ) -> Traits:
     group, made = cost_group(cell.header, cell.variant.name, options), held.made
-    read, needs = held.weight_bytes - held.embedding_bytes, None
-    types: tuple[tuple[str, float], ...] = ()
+    read, needs, kind = held.weight_bytes - held.embedding_bytes, None, ""
     if cell.weights_format == "gguf":
-        stored = subject.in_type(type_of(subject, cell))
-        needs, types = stored.needs, stored.types
+        kind = type_of(subject, cell)
+        needs = subject.in_type(kind).needs
         read = needs.weight_bytes_per_token
+    unmeasured = cell.header.stack if is_unmeasured(cell.header) else ""
+    if unmeasured:
+        form = "int8" if cell.packing and cell.packing.bits == 8 else cell.weights_format
+        kind = _NEAREST.get(cell.quant or form, "f16")
     return Traits(
         group=group,
-        engine=engine(cell.header, group),
-        type=type_of(subject, cell) if cell.weights_format == "gguf" else "",
+        engine=GGML if unmeasured else engine(cell.header, group),
+        type=kind,
         model=cell.model.name,
         device=place.name,
         family=place.device.family,
@@ -610,75 +505,73 @@ def _traits(
         flops=place.rates[is_quantized(bits)],
         expert_bytes=needs.expert_bytes if needs else 0.0,
         expert_share=made.expert_share,
-        of_types=types,
-        waits=waits(cell.header, group),
         generation=place.generation,
         maker=place.maker,
+        unmeasured=unmeasured,
         **kind_of_model(made, held.kv_bytes_per_token),
     )
 
 
-def _splits(subject: Subject, whole: Candidate, place: Place, context: int) -> Iterator[Candidate]:
-    """The candidate in two memories: as many layers on the GPU as fit, or of a mixture the experts of as few
-    layers as need be on the CPU. None without a known host, or if nothing fits the GPU."""
-    if place.host is None or whole.cell.weights_format != "gguf":
-        return
-    divided = _divided(subject, whole.cell, place, place.host)
-    if by_layers := divided.by_layers(context):
-        changes: dict[str, Scalar] = {OPTION: by_layers.gpu_layers}
-        yield _in_two(whole, divided.sides(by_layers), by_layers, changes, place.host, context)
-    yield from experts_on_cpu(subject, whole, place, context)
+def in_two(
+    subject: Subject, whole: Candidate, place: Place, context: int, placed: Sequence[Placement]
+) -> list[Candidate]:
+    """The candidate in two memories, as the first of these placements that fits the GPU; empty where none
+    does, or without a known host."""
+    host, options = place.host, whole.cell.options(place.threads)
+    if host is None:
+        return []
+    made, tensors = subject.made, subject.stored_as(type_of(subject, whole.cell))
+    gpu, cpu = (engine_of(whole.cell, options, on_gpu, made) for on_gpu in (True, False))
 
+    def sides(placement: Placement) -> tuple[Side, Side]:
+        return sides_of(placement, made, tensors, kv_element_bytes(options))
 
-def experts_on_cpu(subject: Subject, whole: Candidate, place: Place, context: int) -> Iterator[Candidate]:
-    """The candidate of a mixture with the experts of as few layers on the CPU as need be. None without a
-    known host, or if the rest does not fit the GPU."""
-    if place.host is None:
-        return
-    divided = _divided(subject, whole.cell, place, place.host)
-    if by_experts := divided.by_experts(context):
-        changes: dict[str, Scalar] = {EXPERTS_OPTION: by_experts.n_cpu_moe}
-        yield _in_two(whole, divided.sides(by_experts), by_experts, changes, place.host, context)
+    def fits(placement: Placement) -> bool:
+        return theory_memory.total_bytes(gpu, sides(placement)[0].model, context) <= place.available_bytes
 
-
-def _divided(subject: Subject, cell: Cell, place: Place, host: Place) -> Divided:
-    options = cell.options(place.threads)
-    gpu, cpu = (
-        Memory(engine_of(cell, options, each is place, subject.made), each.available_bytes)
-        for each in (place, host)
+    if (placement := first_that_fits(placed, fits)) is None:
+        return []
+    on_gpu, on_cpu = sides(placement)
+    of_memories = ((gpu, on_gpu, place), (cpu, on_cpu, host))
+    longest = min(
+        theory_memory.longest_context(engine, side.model, of.available_bytes) or 0
+        for engine, side, of in of_memories
     )
-    tensors = subject.stored_as(type_of(subject, cell))
-    return Divided(subject.made, tensors, kv_element_bytes(options), gpu, cpu)
-
-
-def _in_two(
-    whole: Candidate,
-    sides: tuple[Side, Side],
-    placement: Placement,
-    changes: Mapping[str, Scalar],
-    host: Place,
-    context: int,
-) -> Candidate:
-    on_gpu, on_cpu = sides
-    longest = min(on_gpu.longest or 0, on_cpu.longest or 0)
-    on_host = replace(
-        on_cpu.of(whole.traits),
-        device=host.name,
-        family=host.device.family,
-        maker=host.maker,
-        bytes_per_s=host.bytes_per_s,
+    of_gpu, of_cpu = (_traits_of_side(whole.traits, side, of) for _, side, of in of_memories)
+    if moved := placement.n_cpu_moe:  # layers whose experts alone are there, and no cache
+        of_cpu = replace(of_cpu, layers=moved)
+    changes: dict[str, Scalar] = {EXPERTS_OPTION: moved} if moved else {OPTION: placement.gpu_layers}
+    split = Split(
+        gpu_layers=None if moved else placement.gpu_layers,
+        traits=of_cpu,
+        memory_bytes=theory_memory.total_bytes(cpu, on_cpu.model, context),
+        available_bytes=host.available_bytes,
+        n_cpu_moe=moved,
     )
-    if placement.n_cpu_moe:  # layers whose experts alone are there, and no cache
-        on_host = replace(on_host, layers=placement.n_cpu_moe)
-    layers = None if placement.gpu_layers < 0 else placement.gpu_layers
-    held = on_cpu.bytes_at(context), host.available_bytes
+    return [
+        replace(
+            whole,
+            cell=replace(whole.cell, variant=varied(whole.cell.variant, changes)),
+            traits=of_gpu,
+            memory_bytes=theory_memory.total_bytes(gpu, on_gpu.model, context),
+            longest=min(longest, max(whole.trained, context)) or None,
+            split=split,
+        )
+    ]
+
+
+def _traits_of_side(whole: Traits, side: Side, place: Place) -> Traits:
+    """A side's part of a model's traits. A prompt's products are not known of either."""
     return replace(
         whole,
-        cell=replace(whole.cell, variant=varied(whole.cell.variant, changes)),
-        traits=on_gpu.of(whole.traits),
-        memory_bytes=on_gpu.bytes_at(context),
-        longest=min(longest, max(whole.trained, context)) or None,
-        split=Split(layers, on_host, *held, n_cpu_moe=placement.n_cpu_moe),
+        device=place.name,
+        family=place.device.family,
+        maker=place.maker,
+        bytes_per_s=place.bytes_per_s,
+        read_bytes=side.read_bytes,
+        expert_bytes=side.expert_bytes,
+        flops=None,
+        **kind_of_model(side.model.made, side.model.kv_bytes_per_token),
     )
 
 
@@ -690,7 +583,3 @@ def _linear_bits(subject: Subject, cell: Cell, held: theory_memory.Model) -> flo
     elements = sum(t.elements for t in tensors if _is_linear(t))
     others = sum(t.elements for t in tensors) - elements
     return (8 * held.weight_bytes - WHOLE_BITS * others) / elements
-
-
-def _is_linear(tensor: Tensor) -> bool:
-    return tensor.part not in _NOT_LINEAR and len(tensor.dims) > 1

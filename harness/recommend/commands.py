@@ -49,6 +49,10 @@ def _of_torch(candidate: Candidate, source: Source, context: int, on_gpu: bool) 
     if kind or checkpoint is None:
         then = f"; vLLM serves it, with --max-model-len {context}" if kind and on_gpu else ""
         return {"fetch": f"{kind or 'a checkpoint'} of {source.name}{then}"}
+    if (stack := cell.variant.stack) == "mlx":
+        bits = {"int4": " -q --q-bits 4", "int8": " -q --q-bits 8"}.get(str(cell.quant), "")
+        made = f'mlx_lm.convert --hf-path "{checkpoint}"{bits} --mlx-path {source.name}-mlx'
+        return {"mlx-lm": f"{made}\nmlx_lm.server --model {source.name}-mlx"}
     where = ', device_map="cuda"' if on_gpu else ""
     load = f'AutoModelForCausalLM.from_pretrained("{checkpoint}", '
     dtype = "float16" if cell.variant.options.get("dtype") == "fp16" else "bfloat16"
@@ -56,7 +60,8 @@ def _of_torch(candidate: Candidate, source: Source, context: int, on_gpu: bool) 
         return {"transformers": f"{load}{words.replace('bfloat16', dtype)}{where})"}
     longer = "VLLM_ALLOW_LONG_MAX_MODEL_LEN=1 " if context > candidate.trained else ""
     served = f'{longer}vllm serve "{checkpoint}" --dtype {dtype} --max-model-len {context}'
-    return {"transformers": f'{load}dtype="{dtype}"{where})'} | ({"vLLM": served} if on_gpu else {})
+    of_transformers = {} if stack == "vllm" else {"transformers": f'{load}dtype="{dtype}"{where})'}
+    return of_transformers | ({"vLLM": served} if on_gpu else {})
 
 
 def config_text(cells: Sequence[Cell], model: Mapping[str, object], device: str, context: int) -> str:
@@ -90,16 +95,6 @@ def measured_name(cell: Cell) -> str:
 def _takes_file_as_it_is(cell: Cell) -> bool:
     """Whether the stack takes the file's type, which no option gives, so that the row needs a name."""
     return cell.weights_format == "gguf" and cell.quant is None
-
-
-def calibration_command(device: str) -> str:
-    """YAML for `harness run` that measures what other variants are predicted from: two sizes, three types."""
-    return (
-        f"device: {device}\n"
-        "protocol: {new_tokens: 64, repeats: 3, retry_disturbed: 1}\n"
-        "models: [{shape: qwen1.5-0.5b}, {shape: qwen1.5-1.8b}]\n"
-        f"variants: [{{stack: {references()['gguf'].stack}, quant: [q8_0, q4_0, q4_k_m]}}]\n"
-    )
 
 
 def _llama_cpp(

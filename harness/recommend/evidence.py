@@ -47,8 +47,9 @@ class Evidence:
 
     @property
     def of_whom(self) -> str:
-        machines = plural(self.machines, "machine")
-        return f"{self.machines} CPUs and boards" if self.family == "CPU" else f"{machines} of {self.family}"
+        if self.family in ("CPU", "board"):
+            return plural(self.machines, self.family)
+        return f"{plural(self.machines, 'machine')} of {self.family}"
 
 
 @cache
@@ -79,19 +80,18 @@ def spreads() -> Mapping[tuple[str, str], float]:
     return {key: row.spread for key, row in table().items()}
 
 
-# As benchmarks/predictions_here.py prints it.
-_CALIBRATED_CPU = (
-    "on one CPU, calibrated with three variants and the rate of each type, 5.6 to 5.9% in three runs (median "
-    "of 18; 13 to 21% without the rates); 13 to 17 of 18 lay in their interval"
-)
-
-
 def how_far_off(family: str) -> str:
     """How far off predictions of decode were on this family's machines."""
     row = table().get((family, DECODE))
     if row is None:
-        of = "a GPU of an unknown maker (--vendor)" if family == UNKNOWN else f"machines of {family}"
-        return f"how far off: unknown for {of}, so the intervals are wide."
+        maker, _, stack = family.partition(", ")
+        of = "a GPU of an unknown maker (--vendor)" if maker == UNKNOWN else f"machines of {maker}"
+        if not stack:
+            return f"how far off: unknown for {of}, so the intervals are wide."
+        return (
+            f"how far off: unknown for {stack}: no speed of it was used; it is predicted as llama.cpp with as"
+            " many bytes, and the intervals are wide."
+        )
     if row.is_few:
         return (
             f"how far off: too few to say: others measured {plural(row.rows, 'row')} on {row.of_whom}, so"
@@ -100,7 +100,5 @@ def how_far_off(family: str) -> str:
     return (
         f"how far off: on {row.of_whom} that others measured, each predicted without its own rows and those"
         f" of the same source, {row.median:.1%} (median of {plural(row.rows, 'row')}, large sources counted"
-        f" less); {row.within_25:.0%} within 25%, {row.inside:.0%} in their interval"
-        + (f"; {_CALIBRATED_CPU}" if family == "CPU" else "")
-        + "."
+        f" less); {row.within_25:.0%} within 25%, {row.inside:.0%} in their interval."
     )

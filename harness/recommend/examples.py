@@ -1,26 +1,24 @@
-"""Turn records into examples for predictions: the traits and the speed of each measured variant."""
+"""Turn the user's records into examples for predictions: each measured variant's traits and speed."""
 
 from __future__ import annotations
 
-import re
+import math
 import statistics
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from harness.analysis import traffic
 from harness.analysis.columns import Cell, DepthsRow
-from harness.analysis.figures import BY_NAME
 from harness.recommend import candidates
-from harness.recommend.candidates import OfModel, Rates
-from harness.recommend.terms import OLDER, OLDER_YEAR, STUDY_LOOP
+from harness.recommend.candidates import OfModel
 from harness.recommend.traits import GGML, Example, Traits
 from harness.records import ResultsError, Stored, prefill_series
 from harness.records.kinds import Record, loaded_of
-from harness.stacks.header import Header, references, stacks
+from harness.stacks.header import Header, stacks
 from harness.theory.decoder import dense
 from harness.theory.floors import MOVED_STATE
-from harness.theory.public_speeds import PublicSpeed, maker
+from harness.theory.public_speeds import maker
 from harness.theory.rows import is_quantized
 from harness.theory.tensors import ALL_QUANTS
 
@@ -33,130 +31,31 @@ _NO_DEPTHS: DepthsRow = {"at": [], "curved": False}
 _BNB = {"int8": "int8", "int4": "nf4"}  # as the published study names them
 
 
-def of_published(published: Iterable[Stored]) -> list[Example]:
-    """One example per published variant with B and W."""
-    found = []
-    for stored in published:
-        record = stored.record
-        reported, workload = record.get("reported"), record["workload"]
-        traits = _traits(record, stored.record["variant"], None, None)
-        if traits is None or not reported or record["outcome"] != "ok":
-            continue
-        B, W = reported["B_ms"], reported["W_tokens_per_ms"]
-        if B is None or W is None:
-            continue
-        last = workload["prompt_tokens"] + workload["new_tokens"]
-        line = {1: B, last: B + (last - 1) / W}
-        first = _first_token(stored) if traits.flops else {}
-        traits = replace(traits, setup=STUDY_LOOP, software=STUDY_LOOP)
-        found.append(Example(traits, line, (workload["prompt_tokens"] + 1, last), first))
-    return found
-
-
-def of_public(rows: Iterable[PublicSpeed]) -> list[Example]:
-    """One example per measurement of others; none of a GPU that ran by another interface than its maker's."""
-    found = []
-    for row in rows:
-        if row.family != row.device.family and row.maker != "AMD":
-            continue
-        n = row.context or 1
-        at_ms = {n: 1e3 / row.tok_s} if row.tok_s else {}
-        traits = _traits_of_public(row)
-        first = (
-            {row.prompt_tokens: 1e3 * row.prompt_tokens / row.prompt_tok_s}
-            if (row.prompt_tokens and row.prompt_tok_s and traits.flops)
-            else {}
-        )
-        found.append(Example(traits, at_ms, (n, n), first))
-    return found
-
-
-# Variants of PyTorch's stacks, as public rows name them.
-_PUBLIC_VARIANTS = {
-    "hf": "hf bf16",
-    "autoawq exllama": "autoawq exllama",
-    "autoawq gemm fused": "autoawq gemm-fused",
-}
-
-
-def _traits_of_public(row: PublicSpeed) -> Traits:
-    group = _PUBLIC_VARIANTS.get(row.stack, references()["gguf"].stack)
-    header = stacks()[group.partition(" ")[0]]
-    engine = candidates.engine(header, group)
-    read = row.demand.weight_bytes_per_token
-    if engine != GGML:
-        read = candidates.read_bytes(header, row.made, None, None) or read
-    needs = row.demand
-    return Traits(
-        group=group,
-        engine=engine,
-        type=row.quant if engine == GGML else "",
-        model=row.name,
-        device=row.device.name,
-        family=row.family,
-        read_bytes=read + MOVED_STATE * needs.state_bytes,
-        bytes_per_s=row.device.bandwidth_bytes_per_s,
-        packed=row.packed,
-        flops=candidates.prompt_flops(row.device, row.family, row.packed),
-        expert_bytes=needs.expert_bytes,
-        expert_share=needs.experts_used / needs.experts if needs.experts else 1.0,
-        waits=candidates.waits(header, group),
-        setup=_setup(row.source),
-        software=OLDER if row.year and row.year <= OLDER_YEAR and engine == GGML else "",
-        generation=candidates.generation(row.device),
-        maker=row.maker,
-        **candidates.kind_of_model(row.made, needs.kv_bytes_per_token),
-    )
-
-
-def _setup(source: str) -> str:
-    """Who measured: a repository, or a thread; never empty, which is the user."""
-    first = source.partition(" ")[0]
-    return first if "/" in first else re.sub(r" ?\(.*|/\d+$", "", source) or "unknown"
-
-
-def of_own(gathered: Study, bandwidths: Mapping[str, float] | None = None) -> list[Example]:
+def of_own(gathered: Study, bandwidths: Mapping[str, float]) -> list[Example]:
     """One example per cell that was measured in full, and one for each depth of its windows. Shares of a
-    device's bandwidth mean the same in all: they are of the best that was measured on it. `bandwidths`: by
-    CPU, for records whose campaign could not measure it."""
+    device's bandwidth mean the same in all: they are of the best that was measured on it, or of
+    `bandwidths`, by CPU."""
     found: list[Example] = []
     for cell in gathered.cells:
         if (stored := gathered.behind(cell)) is None or cell["status"] != "ok":
             continue
-        length = cell["n_ctx"] if cell["kv_read"] == "full" else None
         measured = cell["bandwidth_bytes_per_s"]
-        if measured is None and bandwidths and stored.record.get("device") == "cpu":
+        if measured is None and stored.record.get("device") == "cpu":
             measured = bandwidths.get(str(stored.record["machine"]["cpu"]))
-        traits = _traits(stored.record, cell["variant"], measured, length)
+        traits = traits_of_record(stored.record, cell["variant"], measured)
         if traits is not None:
             found += _of_cell(cell, stored, traits)
     best: dict[str, float] = {}
     for each in found:
         best[each.traits.device] = max(best.get(each.traits.device, 0.0), each.traits.bytes_per_s)
-    return with_bandwidths(found, best)
-
-
-def with_bandwidths(examples: Iterable[Example], of_device: Mapping[str, float]) -> list[Example]:
-    """The examples, those of these devices with these bandwidths."""
-    found = []
-    for each in examples:
-        bandwidth = of_device.get(each.traits.device, each.traits.bytes_per_s)
-        found.append(replace(each, traits=replace(each.traits, bytes_per_s=bandwidth)))
-    return found
-
-
-def with_rates(examples: Iterable[Example], device: str, rates: Rates) -> list[Example]:
-    """The examples, those of a device with its rates by type."""
+    best |= bandwidths
     return [
-        replace(each, traits=candidates.given_rates(each.traits, rates))
-        if each.traits.device == device
-        else each
-        for each in examples
+        replace(each, traits=replace(each.traits, bytes_per_s=best[each.traits.device])) for each in found
     ]
 
 
-def _traits(
-    record: Record, variant: str, measured_bytes_per_s: float | None, static_tokens: int | None
+def traits_of_record(
+    record: Record, variant: str, measured_bytes_per_s: float | None = None
 ) -> Traits | None:
     """The traits of a record; null where stack, model, bytes or the device's bandwidth are unknown."""
     header = stacks().get(record["stack"])
@@ -183,11 +82,8 @@ def _traits(
         bytes_per_s=bandwidth,
         packed=packed,
         flops=sheet.kernel_flops(packed) if sheet else None,
-        static_tokens=static_tokens,
         expert_bytes=experts,
         expert_share=needs.experts_used / needs.experts if needs and needs.experts else 1.0,
-        of_types=_of_types(record, quant, read),
-        waits=candidates.waits(header, group),
         generation=candidates.generation(sheet) if sheet else "",
         maker="CPU" if on_cpu else maker(sheet) if sheet else "NVIDIA",
         **model,
@@ -224,35 +120,22 @@ def _read_bytes(record: Record, header: Header, variant: str, quant: str) -> flo
     given = record["model"].get("shape")
     if record.get("reported") and given:
         if quant in ALL_QUANTS:
-            return sum(size for _, size in candidates.in_type(dense(**given), quant).types)
+            return candidates.in_type(dense(**given), quant).needs.weight_bytes_per_token
         found = candidates.read_bytes(header, dense(**given), _BNB.get(variant), traffic.bpw(record))
         if found:
             return found
     return traffic.weight_bytes_per_token(record)
 
 
-def _of_types(record: Record, quant: str, read: float) -> tuple[tuple[str, float], ...]:
-    """Split the bytes by type, by llama.cpp's rules for a dense model, else by all tensors of the file.
-    Empty: not known."""
-    given, header = record["model"].get("shape"), record["model"]["weights"].get("header")
-    if given and quant in ALL_QUANTS:
-        found = candidates.in_type(dense(**given), quant).types
-    else:
-        found = tuple(header.get("bytes_by_type", {}).items()) if header else ()
-    whole = sum(size for _, size in found)
-    return tuple((name, size * read / whole) for name, size in found)
-
-
 def _of_cell(cell: Cell, stored: Stored, traits: Traits) -> Iterator[Example]:
-    first = _first_token(stored) if traits.flops else {}
-    at_ms, of_line = _decode(cell)
+    first, at_ms = first_token(stored) if traits.flops else {}, _decode(cell)
     if at_ms or first:
-        yield Example(traits, at_ms, of_line, first, BY_NAME["joules_per_token"].number(cell))
+        yield Example(traits, at_ms, first)
     for at in (cell["depths"] or _NO_DEPTHS)["at"]:
-        yield Example(traits, {at["depth"] + 1: at["ms"]}, (at["depth"] + 1,) * 2, {})
+        yield Example(traits, {at["depth"] + 1: at["ms"]}, {})
 
 
-def _first_token(stored: Stored) -> dict[int, float]:
+def first_token(stored: Stored) -> dict[int, float]:
     """The longest prompt from an empty cache, if it is long enough, and its median time in ms."""
     try:
         series = prefill_series(stored)
@@ -266,11 +149,21 @@ def _first_token(stored: Stored) -> dict[int, float]:
     return {longest: statistics.median(ms for n, ms in rows if n == longest)}
 
 
-def _decode(cell: Cell) -> tuple[dict[int, float], tuple[int, int]]:
-    """Latency at the ends of the fitted line, or in the middle of a series too short for one, and the range
-    of positions."""
+def _decode(cell: Cell) -> dict[int, float]:
+    """Latency on the fitted line, or in the middle of a series too short for one. A static cache is read
+    whole at each position."""
     first, last = cell["prompt_tokens"] + 1, cell["prompt_tokens"] + cell["new_tokens"]
-    B, W, median = cell["B_ms"], cell["W_tokens_per_ms"], cell["median_ms"]
-    if B is not None and W is not None and cell["W_identifiable"]:
-        return {1: B, last: B + (last - 1) / W}, (first, last)
-    return ({(first + last) // 2: median} if median is not None else {}), (first, last)
+    median, length = cell["median_ms"], cell["n_ctx"] if cell["kv_read"] == "full" else None
+    line = of_line(cell["B_ms"], cell["W_tokens_per_ms"], first, last) if cell["W_identifiable"] else {}
+    if line and not length:
+        return line
+    return {} if median is None else {length or (first + last) // 2: median}
+
+
+def of_line(B_ms: float | None, W_tokens_per_ms: float | None, first: int, last: int) -> dict[int, float]:
+    """Latencies at two positions on a line fitted from the first position to the last: where it meets any
+    parabola that it was fitted to. Empty: the line is not known."""
+    if B_ms is None or W_tokens_per_ms is None:
+        return {}
+    middle, off = (first + last) / 2, (last - first) / 2 / math.sqrt(3)
+    return {n: B_ms + n / W_tokens_per_ms for n in {round(middle - off), round(middle + off)}}

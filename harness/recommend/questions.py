@@ -171,7 +171,7 @@ def offers(
         if whole and whole.fits:
             yield whole
         elif whole:
-            apart = candidates.experts_on_cpu(subject, whole, place, context)
+            apart = candidates.in_two(subject, whole, place, context, candidates.by_experts(subject.made))
             yield from (each for each in apart if each.fits)
 
 

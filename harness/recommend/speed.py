@@ -1,16 +1,15 @@
-"""The speed of a cell, predicted from measured ones. Pure, but for the shipped numbers."""
+"""The time of a decode step or a prompt, predicted from measured ones. Pure, but for the shipped numbers."""
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from harness.base import data
 from harness.recommend import evidence
@@ -28,10 +27,9 @@ from harness.recommend.terms import (
     spread_of,
     terms_of,
 )
-from harness.recommend.traits import Attention, Example, Range, Traits
+from harness.recommend.traits import Example, Range, Traits
+from harness.theory.floors import Reach
 
-# Fit the cost of a decode step to measurements, and predict other variants with intervals.
-#
 # A step at position n takes
 #
 # t(n) = (host^p + (overhead + bytes / (bandwidth e) + n s)^p)^(1/p)
@@ -39,20 +37,17 @@ from harness.recommend.traits import Attention, Example, Range, Traits
 # host: ms per layer in which PyTorch's Python code starts kernels, while the device works through them; the
 # slower of the two decides (p = 5 for a soft maximum; llama.cpp starts none, so host is 0). overhead: of a
 # step and of each layer on the device. e: the share of the bandwidth reached, by backend and type. s: of a
-# token in the cache: its bytes, and each layer's heads. All parameters are positive, so their logarithms are
-# fitted, as sums of terms (terms.py). What others measured is fitted once and shipped: the terms of backends
-# and types, without those of single machines and sources, in which a user's machine differs from theirs.
-# The user's own measurements then move these terms, and those of the machine. Intervals: Laplace's
+# token in the cache: its bytes, and the products with it. All parameters are positive, so their logarithms
+# are fitted, as sums of terms (terms.py). What others measured is fitted once and shipped: the terms of
+# backends and types, without those of single machines and sources, in which a user's machine differs from
+# theirs. The user's own measurements then move these terms, and those of the machine. Intervals: Laplace's
 # approximation around the fit, and the spread that is left. docs/concepts/predictions.md has more.
 
-
 Parameters = dict[str, Floats]
-Times = Callable[[Parameters], Floats]
 
 SOFT = 5.0  # p; of 3 to 16 the one with the smallest error when a size is left out
-PLACES = 24  # positions at which a fitted line is compared
 NORMAL_90 = 1.645
-_LEAST_MS = 1e-6
+_FAR = 30.0  # logarithms that a step of a search may try
 _STEP = 1e-4  # of a derivative
 SHIPPED = "speed_terms.json"  # in harness/data, as benchmarks/predictions.py --store writes it
 
@@ -72,148 +67,132 @@ class Terms:
         names = tuple(self.names[i] for i in kept)
         return Terms(names, self.mean[kept], np.asarray(np.linalg.cholesky(covariance), float))
 
-
-class _Places:
-    """The place of each term in the fitted values: those of earlier fits first, then new ones by their
-    priors."""
-
-    def __init__(self, known: Terms) -> None:
-        self._known = known
-        self._places = {name: i for i, name in enumerate(known.names)}
-        self._priors: list[Prior] = []
-
-    def place(self, name: Name, prior: Prior) -> int:
-        if name not in self._places:
-            self._places[name] = len(self._places)
-            self._priors.append(prior)
-        return self._places[name]
-
-    def terms(self) -> Terms:
-        """All terms as they are known before a further fit."""
-        known, new = self._known, len(self._priors)
-        root = np.zeros((len(self._places), known.root.shape[1] + new))
-        root[: len(known.mean), : known.root.shape[1]] = known.root
-        root[len(known.mean) :, known.root.shape[1] :] = np.diag([each.sd for each in self._priors])
-        return Terms(tuple(self._places), np.append(known.mean, [each.mean for each in self._priors]), root)
+    def with_priors(self, priors: Mapping[Name, Prior]) -> Terms:
+        """These, and others by what is believed of them before."""
+        new = {name: prior for name, prior in priors.items() if name not in self.names}
+        count, columns = self.root.shape
+        root = np.zeros((count + len(new), columns + len(new)))
+        root[:count, :columns] = self.root
+        root[count:, columns:] = np.diag([prior.sd for prior in new.values()])
+        mean = np.append(self.mean, [prior.mean for prior in new.values()])
+        return Terms((*self.names, *new), mean, root)
 
 
-class _Sum(NamedTuple):
-    """By row (of variants): the places of the terms that a parameter's logarithm sums, and their weights."""
+class Asked(NamedTuple):
+    """A time to predict: of a step at position `n`, or of a prompt of so many tokens."""
 
-    places: NDArray[np.int64]
-    weights: Floats
-
-    def of(self, theta: Floats) -> Floats:
-        return np.asarray((theta[self.places] * self.weights).sum(axis=1))
+    traits: Traits
+    n: int
+    is_prompt: bool
 
 
-def _sum(rows: Sequence[Sequence[tuple[int, float]]]) -> _Sum:
-    """Of rows of places with their weights; those with fewer are filled with weights of 0."""
-    most = max(map(len, rows), default=0)
-    filled = np.array([[*row, *[(0, 0.0)] * (most - len(row))] for row in rows]).reshape(len(rows), most, 2)
-    return _Sum(filled[:, :, 0].astype(int), filled[:, :, 1])
+class _Times:
+    """Times that are computed at once. `terms`: all that they depend on; `design`: by parameter, the weight
+    of each term (column) in each time (row)."""
 
-
-class _Rows:
-    """Variants whose times are computed at once: the terms that each parameter sums, and fixed factors."""
-
-    def __init__(self, rows: Sequence[Traits], places: _Places) -> None:
-        of_rows = {
-            name: [
-                [(places.place(of, prior), weight) for of, prior, weight in terms_of(name, traits)]
-                for traits in rows
-            ]
-            for name in PARAMETERS
-        }
-        self.sums = {name: _sum(of_parameter) for name, of_parameter in of_rows.items()}
-        self._has = {name: np.array([[bool(terms)] for terms in rows]) for name, rows in of_rows.items()}
-        self._attention = Attention(rows)
+    def __init__(self, asked: Sequence[Asked], known: Terms) -> None:
+        rows = [each.traits for each in asked]
+        weighted = {name: [terms_of(name, traits) for traits in rows] for name in PARAMETERS}
+        every = [term for of_rows in weighted.values() for of_row in of_rows for term in of_row]
+        self.terms = known.with_priors({name: prior for name, prior, _ in every})
+        column = {name: i for i, name in enumerate(self.terms.names)}
+        self.design: Parameters = {}
+        for parameter, of_rows in weighted.items():
+            self.design[parameter] = np.zeros((len(rows), len(column)))
+            for i, of_row in enumerate(of_rows):
+                for name, _, weight in of_row:
+                    self.design[parameter][i, column[name]] = weight
+        self._n = n = _column(each.n for each in asked)
+        self._is_prompt = np.array([each.is_prompt for each in asked], bool)
         self._layers = _column(t.layers for t in rows)
-        self._least_read_ms = _column(t.read_bytes / t.bytes_per_s * 1e3 for t in rows)
-        self._read_ms = _column((t.multiply_s or t.read_bytes / t.bytes_per_s) * 1e3 for t in rows)
+        self._read_ms = _column(t.read_bytes / t.bytes_per_s * 1e3 for t in rows)
         self._per_byte_ms = _column(1e3 / t.bytes_per_s for t in rows)
-        self._static = _column(t.static_tokens or 0 for t in rows)
-        self._waits = _column(t.waits for t in rows) > 0
-        self._per_flop_ms = _column(1e3 / t.flops if t.flops else math.nan for t in rows)
-        self._pass_flops = _column(t.pass_flops for t in rows)
-        self._expert_bytes = _column(t.expert_bytes for t in rows)
-        self._idle = _column(1 - t.expert_share for t in rows)
+        self._per_flop_ms = _column(1e3 / t.flops if t.flops else 0.0 for t in rows)
+        seen = _Attention(rows)
+        kv_bytes, self._attended = seen.at(np.where(self._is_prompt, 1.0, n))
+        self._kv_ms = kv_bytes * self._per_byte_ms
+        self._linear = n * _column(t.pass_flops for t in rows)
+        self._pairs = seen.pairs(n)
+        # Of a prompt: the experts that further tokens choose, if each chooses uniformly.
+        idle = _column(1 - t.expert_share for t in rows)
+        self._others_ms = _column(t.expert_bytes for t in rows) * (idle - idle**n) * self._per_byte_ms
 
-    def parameters(self, theta: Floats) -> Parameters:
-        """Each parameter as a column; 0 for rows without it."""
+    @property
+    def least_ms(self) -> Floats:
+        """The time to read the weights, and the cache, once."""
+        return self._read_ms + self._kv_ms
+
+    def parameters(self, mean: Floats) -> Parameters:
+        """The value of each parameter in each time; 0 where it has none."""
         return {
-            name: np.where(self._has[name], np.exp(each.of(theta))[:, None], 0.0)
-            for name, each in self.sums.items()
+            name: np.where(weights.any(axis=1), np.exp(np.clip(weights @ mean, -_FAR, _FAR)), 0.0)
+            for name, weights in self.design.items()
         }
 
-    def steps(self, n: Floats) -> Times:
-        """Latencies at positions `n`, of shape (rows, positions)."""
-        seen = self._attention.at(np.where(self._static > 0, self._static, n))
+    def ms(self, p: Parameters) -> Floats:
+        """A prompt takes the time of a step that reads the experts of all tokens, or of its products,
+        whichever is longer."""
+        device = p["step"] + p["layer"] * self._layers + self._read_ms / p["eff"]
+        cache_ms = self._kv_ms * p["kv"] + p["token"] * self._attended * 1e-9
+        step = _slower(p["host"] * self._layers, device + cache_ms) * p["all"]
+        if not self._is_prompt.any():
+            return step
+        products = (self._linear + self._pairs * p["pairs"]) * self._per_flop_ms / p["mfu"]
+        return np.where(self._is_prompt, _slower(step + self._others_ms / p["eff"], products), step)
 
-        def ms(p: Parameters) -> Floats:
-            device = p["step"] + p["layer"] * self._layers + self._read_ms / p["eff"]
-            cache = seen.kv_bytes * self._per_byte_ms * p["kv"] + p["head"] * seen.heads * 1e-6
-            overlapped, after = np.where(self._waits, 0.0, cache), np.where(self._waits, cache, 0.0)
-            return (_slower(p["host"] * self._layers, device + overlapped) + after) * p["all"]
-
-        return ms
-
-    def prompts(self, tokens: Floats) -> Times:
-        """The times of prompts: of a step that reads the experts of all tokens, if each token chooses
-        uniformly, or of the products, whichever is longer. NaN without a rate."""
-        step, linear = self.steps(np.ones_like(tokens)), tokens * self._pass_flops
-        pairs = self._attention.pair_flops(tokens)
-        others = self._expert_bytes * (self._idle - self._idle**tokens) * self._per_byte_ms
-
-        def ms(p: Parameters) -> Floats:
-            products = (linear + pairs * p["pairs"]) * self._per_flop_ms / p["mfu"]
-            return _slower(step(p) + others / p["eff"], products)
-
-        return ms
-
-    def least_ms(self, n: Floats) -> Floats:
-        """The time to read the weights, and the cache up to `n`, once."""
-        return self._least_read_ms + self._attention.at(n).kv_bytes * self._per_byte_ms
-
-
-def _slopes(
-    of: Callable[[Parameters], Floats], p: Parameters, sums: Mapping[str, _Sum], terms: int
-) -> Floats:
-    """Derivatives of a value of each row by each of so many terms, all of which are sums in a parameter's
-    logarithm."""
-    centre = of(p)
-    first = terms * np.arange(len(centre))[:, None]
-    places, slopes = [], []
-    for name, each in sums.items():
-        if each.places.size:
-            moved = of({**p, name: p[name] * math.exp(_STEP)})
-            places.append(first + each.places)
-            slopes.append(((moved - centre) / _STEP)[:, None] * each.weights)
-    flat = np.concatenate(places, axis=None), np.concatenate(slopes, axis=None)
-    return np.asarray(np.bincount(*flat, terms * len(centre)).reshape(len(centre), terms), float)
+    def slopes(self, mean: Floats) -> Floats:
+        """Derivatives of the logarithm of each time by each term."""
+        p = self.parameters(mean)
+        log_ms, found = np.log(self.ms(p)), np.zeros((len(self._n), len(mean)))
+        for name, weights in self.design.items():
+            if weights.any():
+                moved = np.log(self.ms({**p, name: p[name] * math.exp(_STEP)}))
+                found += ((moved - log_ms) / _STEP)[:, None] * weights
+        return found
 
 
 def _column(values: Iterable[float]) -> Floats:
-    return np.array(list(values), float)[:, None]
+    return np.array(list(values), float)
 
 
 def _slower(one: Floats, other: Floats) -> Floats:
-    if not one.any():  # llama.cpp starts no kernels
-        return other
     return np.asarray((one**SOFT + other**SOFT) ** (1 / SOFT))
 
 
-def _observed(examples: Sequence[Example], n: Floats) -> tuple[NDArray[np.int64], Floats, Floats]:
-    """Each measured latency: its example, the weights of latencies at `n` that give the fitted line's value
-    there, and the latency in ms."""
-    which, weights, measured = [], [], []
-    through = np.linalg.pinv(np.stack([np.ones_like(n), n], axis=-1))
-    for i, example in enumerate(examples):
-        for position, ms in example.at_ms.items():
-            which.append(i)
-            weights.append(np.array([1.0, position]) @ through[i])
-            measured.append(ms)
-    return np.array(which, int), np.array(weights), np.array(measured)
+class _Attention:
+    """What steps and prompts attend to. Arrays have a last axis for the layers that attend alike."""
+
+    def __init__(self, rows: Sequence[Traits]) -> None:
+        most = max((len(each.reaches) for each in rows), default=0) or 1
+        reaches = [[*each.reaches, *[Reach(0.0, 0.0, 0)] * (most - len(each.reaches))] for each in rows]
+
+        def array(values: Iterable[float]) -> Floats:
+            return np.array(list(values), float).reshape(len(rows), most)
+
+        every = [reach for row in reaches for reach in row]
+        self._kv_bytes = array(reach.kv_bytes for reach in every)
+        self._flops = array(reach.flops for reach in every)
+        self._window = array(math.inf if reach.window is None else reach.window for reach in every)
+        self._chunked = array(reach.chunked for reach in every) > 0
+
+    def at(self, n: Floats) -> tuple[Floats, Floats]:
+        """The bytes of the cache that steps at these positions read, and their operations with them."""
+        n = n[:, None]
+        chunk = np.where(np.isfinite(self._window) & (self._window > 0), self._window, 1.0)
+        tokens = np.where(self._chunked, (n - 1) % chunk + 1, np.minimum(n, self._window))
+        return (tokens * self._kv_bytes).sum(axis=1), (tokens * self._flops).sum(axis=1)
+
+    def pairs(self, tokens: Floats) -> Floats:
+        """Operations of attention in prompts of so many tokens, over all pairs of a query and a token."""
+        length = tokens[:, None]
+        within = np.minimum(length, self._window)
+        pairs = within * (within + 1) / 2
+        with np.errstate(invalid="ignore"):  # an infinite window is never exceeded
+            past = np.where(length > self._window, (length - within) * self._window, 0.0)
+        whole = np.floor_divide(length, np.maximum(within, 1))
+        rest = length - whole * within
+        chunks = whole * pairs + rest * (rest + 1) / 2
+        return np.asarray((np.where(self._chunked, chunks, pairs + past) * self._flops).sum(axis=1))
 
 
 @dataclass(frozen=True)
@@ -238,23 +217,10 @@ def shipped() -> Mapping[str, Terms]:
     }
 
 
-def stored(terms: Mapping[str, Terms]) -> str:
-    """The content of that file: of roots, which are triangular, the part that is not zero."""
-    content = {
-        fit: {
-            "names": of_fit.names,
-            "mean": [round(value, 4) for value in of_fit.mean.tolist()],
-            "root": [[round(v, 4) for v in row[: i + 1]] for i, row in enumerate(of_fit.root.tolist())],
-        }
-        for fit, of_fit in sorted(terms.items())
-    }
-    return json.dumps(content, separators=(",", ":")).replace('],"', '],\n"').replace("],[", "],\n[") + "\n"
-
-
 class Predictor:
-    """Predicts from the shipped terms, and from examples of the user's own machine or of others. `known`: the
-    terms that are known before (default: those shipped); `spreads`: of machines and sources that no fit saw,
-    by family and phase, beyond what the terms say (default: those shipped)."""
+    """Predicts from the shipped terms, and from the user's own examples. `known`: the terms that are known
+    before (default: those shipped); `spreads`: of machines and sources that no fit saw, by family and phase,
+    beyond what the terms say (default: those shipped)."""
 
     def __init__(
         self,
@@ -262,15 +228,10 @@ class Predictor:
         known: Mapping[str, Terms] | None = None,
         spreads: Mapping[tuple[str, str], float] | None = None,
     ) -> None:
-        of_fits: dict[str, list[Example]] = {}
-        for example in examples:
-            of_fits.setdefault(fit_of(example.traits), []).append(example)
-        self.terms = dict(shipped() if known is None else known)
-        for fit, of_fit in of_fits.items():
-            self.terms[fit] = fitted_terms(of_fit, self.terms.get(fit, Terms()))
+        self._terms = dict(shipped() if known is None else known)
+        for fit, of_fit in by_fit(examples).items():
+            self._terms[fit] = fitted_terms(of_fit, self._terms.get(fit, Terms()))
         self._spreads = evidence.spreads() if spreads is None else spreads
-        names = [name for terms in self.terms.values() for name in terms.names if is_of_machine(name)]
-        self._devices = {device for _, _, device, *_ in names}
         self._own = {(each.traits.device, each.traits.engine) for each in examples if not each.traits.setup}
 
     def latency_ms(self, rows: Sequence[Traits], n: int) -> list[Range]:
@@ -289,100 +250,77 @@ class Predictor:
 
     def _predicted(self, parts: Sequence[Sequence[Traits]], n: int, is_prompt: bool) -> Steps:
         """Predict times, none of which ends before memory can be read."""
-        by_fit: dict[str, list[tuple[int, Traits]]] = {}
+        if not parts:
+            return Steps([], np.zeros((0, 0)))
+        owners: dict[str, list[int]] = {}
+        asked: dict[str, list[Asked]] = {}
         for i, of_step in enumerate(parts):
             for traits in of_step:
-                by_fit.setdefault(fit_of(traits), []).append((i, traits))
-        value, least = np.zeros(len(parts)), np.zeros(len(parts))
-        blocks = []
-        for fit, of_fit in by_fit.items():
-            ms, least_ms, unknowns = self._times(fit, [traits for _, traits in of_fit], n, is_prompt)
-            places = [i for i, _ in of_fit]
-            np.add.at(value, places, ms)
-            np.add.at(least, places, least_ms)
-            block = np.zeros((len(parts), unknowns.shape[1]))
-            np.add.at(block, places, ms[:, None] * unknowns)
-            blocks.append(block)
-        unknowns = np.hstack(blocks) / value[:, None] if blocks else np.zeros((0, 0))
+                is_own = (traits.device, traits.engine) in self._own
+                owners.setdefault(fit_of(traits), []).append(i)
+                asked.setdefault(fit_of(traits), []).append(
+                    Asked(traits if is_own else replace(traits, device="", setup="others"), n, is_prompt)
+                )
+        value, least, blocks = np.zeros(len(parts)), np.zeros(len(parts)), []
+        for fit, of_fit in asked.items():
+            times = _Times(of_fit, self._terms.get(fit, Terms()))
+            ms = np.maximum(times.ms(times.parameters(times.terms.mean)), times.least_ms)
+            own, shared = self._spread(of_fit)
+            of_terms = times.slopes(times.terms.mean) @ times.terms.root
+            unknowns = np.zeros((len(parts), of_terms.shape[1] + len(own) + 1))
+            np.add.at(unknowns, owners[fit], ms[:, None] * np.hstack([of_terms, np.diag(own), shared]))
+            np.add.at(value, owners[fit], ms)
+            np.add.at(least, owners[fit], times.least_ms)
+            blocks.append(unknowns)
+        unknowns = np.hstack(blocks) / value[:, None]
         factor = np.exp(NORMAL_90 * np.sqrt((unknowns**2).sum(axis=1)))
         ends = zip(value, np.maximum(value / factor, least), value * factor, strict=True)
         return Steps([Range(*map(float, each)) for each in ends], unknowns)
 
-    def _times(
-        self, fit: str, rows: Sequence[Traits], n: int, is_prompt: bool
-    ) -> tuple[Floats, Floats, Floats]:
-        """Times in ms, the least possible ones, and the deviations of their logarithms by each unknown."""
-        places, at = _Places(self.terms.get(fit, Terms())), np.full((len(rows), 1), float(n))
-        of_rows = _Rows([self._as_known(traits) for traits in rows], places)
-        terms = places.terms()
-        p, ms = of_rows.parameters(terms.mean), of_rows.prompts(at) if is_prompt else of_rows.steps(at)
-
-        def log_ms(moved: Parameters) -> Floats:
-            return np.asarray(np.log(ms(moved)[:, 0]))
-
-        slopes = _slopes(log_ms, p, of_rows.sums, len(terms.mean))
-        least = of_rows.least_ms(np.ones_like(at) if is_prompt else at)[:, 0]
-        unknowns = np.hstack([slopes @ terms.root, *self._spread(rows, is_prompt)])
-        return np.maximum(np.exp(log_ms(p)), least), least, unknowns
-
-    def _as_known(self, traits: Traits) -> Traits:
-        """The traits without a device of which nothing is known, so that few terms serve many machines."""
-        return traits if traits.device in self._devices else replace(traits, device="")
-
-    def _spread(self, rows: Sequence[Traits], is_prompt: bool) -> tuple[Floats, Floats]:
-        """The deviations that each row has for itself, and those that the rows of a device share (of several
+    def _spread(self, asked: Sequence[Asked]) -> tuple[Floats, Floats]:
+        """The deviation that each time has for itself, and one that those of a device share (of several
         devices, no comparison asks)."""
-        alone, shared = np.zeros(len(rows)), np.zeros((len(rows), 1))
-        for i, traits in enumerate(rows):
-            is_own = (traits.device, traits.engine) in self._own and not traits.setup
-            alone[i] = FIRST_TOKEN_SPREAD if is_prompt else spread_of(traits, is_own)
-            if not is_own:
-                key = family_name(traits), PROMPTS if is_prompt else DECODE
-                shared[i] = self._spreads.get(key, UNKNOWN_SPREAD[key[1]])
-        return np.diag(alone), shared
+        alone, shared = np.zeros(len(asked)), np.zeros((len(asked), 1))
+        for i, (traits, _, is_prompt) in enumerate(asked):
+            alone[i] = FIRST_TOKEN_SPREAD if is_prompt else spread_of(traits)
+            if traits.setup:
+                phase = PROMPTS if is_prompt else DECODE
+                shared[i] = self._spreads.get((family_name(traits), phase), UNKNOWN_SPREAD[phase])
+        return alone, shared
+
+
+def by_fit(examples: Iterable[Example]) -> dict[str, list[Example]]:
+    """The examples that are fitted together."""
+    found: dict[str, list[Example]] = {}
+    for example in examples:
+        found.setdefault(fit_of(example.traits), []).append(example)
+    return found
 
 
 def fitted_terms(examples: Sequence[Example], known: Terms, near: Terms | None = None) -> Terms:
     """Fit the terms of one fit to its examples, from what is known of them before. `near`: terms fitted to
     almost the same examples, where the search begins."""
-    places = _Places(known)
-    rows = _Rows([example.traits for example in examples], places)
-    before = places.terms()
-    ends = np.array([example.of_line for example in examples], float)
-    n = ends[:, :1] + (ends[:, 1:] - ends[:, :1]) * np.linspace(0, 1, PLACES)
-    which, weights, measured = _observed(examples, n)
-    prompts = [(i, p, ms) for i, e in enumerate(examples) for p, ms in e.first_tokens.items()]
-    of_prompt = np.array([i for i, _, _ in prompts], int)
-    lengths = np.ones((len(examples), 1))
-    lengths[of_prompt, 0] = [p for _, p, _ in prompts]
-    picked = [*which, *of_prompt]
-    sums = {name: _Sum(terms.places[picked], terms.weights[picked]) for name, terms in rows.sums.items()}
-    logs = np.log(np.concatenate([measured, [ms for *_, ms in prompts]]))
-    of_steps = [spread_of(examples[i].traits, not examples[i].traits.setup) for i in which]
-    spreads = np.array([*of_steps, *[FIRST_TOKEN_SPREAD] * len(prompts)])
-    steps, firsts = rows.steps(n), rows.prompts(lengths)
-
-    def log_ms(p: Parameters) -> Floats:
-        line = (steps(p)[which] * weights).sum(axis=1)
-        first = firsts(p)[of_prompt, 0]
-        return np.asarray(np.log(np.maximum(np.concatenate([line, first]), _LEAST_MS)))
+    measured = [(Asked(e.traits, n, False), ms) for e in examples for n, ms in e.at_ms.items()]
+    measured += [(Asked(e.traits, n, True), ms) for e in examples for n, ms in e.first_tokens.items()]
+    times, logs = _Times([asked for asked, _ in measured], known), np.log([ms for _, ms in measured])
+    before = times.terms
+    spreads = np.array([FIRST_TOKEN_SPREAD if a.is_prompt else spread_of(a.traits) for a, _ in measured])
+    scales = np.array([far_of(asked.traits) for asked, _ in measured])
 
     def values(unknowns: Floats) -> Floats:
         return np.asarray(before.mean + before.root @ unknowns)
 
     def residuals(unknowns: Floats) -> Floats:
-        return np.asarray((log_ms(rows.parameters(values(unknowns))) - logs) / spreads)
+        return np.asarray((np.log(times.ms(times.parameters(values(unknowns)))) - logs) / spreads)
 
     def jacobian(unknowns: Floats) -> Floats:
-        slopes = _slopes(log_ms, rows.parameters(values(unknowns)), sums, len(before.mean))
-        return np.asarray(slopes @ before.root / spreads[:, None])
+        return np.asarray(times.slopes(values(unknowns)) @ before.root / spreads[:, None])
 
-    scales = np.array([far_of(examples[i].traits) for i in picked])
     start: Floats = np.zeros(before.root.shape[1])
     if near:
-        found = dict(zip(near.names, near.mean, strict=True))
-        means = [found.get(name, mean) for name, mean in zip(before.names, before.mean, strict=True)]
-        start = np.asarray(np.linalg.solve(before.root, np.array(means) - before.mean), float)
+        means = dict(zip(near.names, near.mean, strict=True))
+        wanted = [means.get(name, mean) for name, mean in zip(before.names, before.mean, strict=True)]
+        start = np.asarray(np.linalg.solve(before.root, np.array(wanted) - before.mean), float)
     unknowns, covariance = fitted(residuals, jacobian, scales, start, is_near=near is not None)
     root = before.root @ np.linalg.cholesky(covariance)
     return Terms(before.names, values(unknowns), np.asarray(root, float))

@@ -16,7 +16,7 @@ from harness.recommend.traits import DENSE, FUSED, GGML, TORCH, Traits
 
 Name = tuple[str, ...]
 
-PARAMETERS = ("host", "step", "layer", "eff", "kv", "head", "mfu", "pairs", "all")
+PARAMETERS = ("host", "step", "layer", "eff", "kv", "token", "mfu", "pairs", "all")
 STUDY_LOOP, OLDER, OLDER_YEAR = "study", "2024", 2024
 """Software with costs of its own: the published study's loops of early 2024, and releases of that year and
 before."""
@@ -32,13 +32,12 @@ class Prior:
 
 
 # Means: ms for host, step and layer; shares for eff and mfu; ratios for kv (bytes moved per byte of cache);
-# ns per token and layer's head for head; for pairs, attention's time in a prompt over that of other products
-# of as many operations; all: a factor of the whole time.
+# ps per operation with a cached token for token; for pairs, attention's time in a prompt over that of other
+# products of as many operations; all: a factor of the whole time.
 _ROOTS: dict[tuple[str, str, str], tuple[float, float]] = {
     ("host", "gpu", TORCH): (0.25, 0.7),
     ("host", "gpu", FUSED): (0.08, 0.7),
     ("host", "cpu", TORCH): (0.15, 0.8),
-    ("host", "cpu", FUSED): (0.15, 0.8),
     ("step", "gpu", GGML): (0.3, 0.7),
     ("step", "cpu", GGML): (0.3, 1.0),
     ("layer", "gpu", GGML): (0.03, 0.7),
@@ -56,11 +55,11 @@ _ROOTS: dict[tuple[str, str, str], tuple[float, float]] = {
     ("kv", "gpu", FUSED): (1.2, 0.5),
     ("kv", "cpu", GGML): (2.0, 0.7),
     ("kv", "cpu", TORCH): (4.0, 0.7),
-    ("head", "gpu", GGML): (0.03, 1.0),
-    ("head", "gpu", TORCH): (0.005, 1.0),
-    ("head", "gpu", FUSED): (0.1, 1.0),
-    ("head", "cpu", GGML): (1.0, 1.5),
-    ("head", "cpu", TORCH): (1.0, 1.5),
+    ("token", "gpu", GGML): (0.06, 1.0),
+    ("token", "gpu", TORCH): (0.01, 1.0),
+    ("token", "gpu", FUSED): (0.2, 1.0),
+    ("token", "cpu", GGML): (2.0, 1.5),
+    ("token", "cpu", TORCH): (2.0, 1.5),
     ("mfu", "gpu", GGML): (0.4, 0.6),
     ("mfu", "gpu", TORCH): (0.4, 0.6),
     ("mfu", "gpu", FUSED): (0.4, 0.6),
@@ -68,19 +67,18 @@ _ROOTS: dict[tuple[str, str, str], tuple[float, float]] = {
     ("mfu", "cpu", TORCH): (0.6, 0.6),
     **{("pairs", kind, engine): (1.0, 0.7) for kind in ("gpu", "cpu") for engine in (GGML, TORCH, FUSED)},
 }
-_BACKEND = {"step": 0.7, "layer": 0.7, "eff": 0.15, "kv": 0.3, "head": 0.7, "mfu": 0.5, "pairs": 0.5}
+_BACKEND = {"step": 0.7, "layer": 0.7, "eff": 0.15, "kv": 0.3, "token": 0.7, "mfu": 0.5, "pairs": 0.5}
 _GENERATION = {"eff": 0.1, "layer": 0.25, "mfu": 0.25}
 _TYPES = {"gpu": 0.1, "cpu": 0.2}
 _GROUP = {"host": 0.5, "eff": 0.15, "mfu": 0.5}  # of PyTorch's stacks
 # Layers that are not dense start more kernels, read smaller pieces, and multiply each expert by few tokens.
 _KIND = {
-    "layer": Prior(math.log(1.3), 0.5),
-    "eff": Prior(math.log(0.9), 0.2),
+    "layer": Prior(math.log(1.5), 0.5),
     "mfu": Prior(math.log(0.6), 0.4),
 }
 _PACKED = 0.3  # products of packed weights against those of 16 bits
 _SOFTWARE = {
-    GGML: {"step": 1.0, "layer": 0.5, "eff": 0.1, "kv": 0.3, "head": 1.5, "mfu": 0.5, "pairs": 0.7},
+    GGML: {"step": 1.0, "layer": 0.5, "eff": 0.1, "kv": 0.3, "token": 1.5, "mfu": 0.5, "pairs": 0.7},
     TORCH: {"host": 0.5},
     FUSED: {"host": 0.5},
 }
@@ -90,21 +88,16 @@ _BY_BANDWIDTH, _USUAL_BYTES_PER_S = Prior(-0.3, 0.3), 5e11
 # bandwidth grows with operations per byte: of 8 bits 76 to 136 on 6.1. Others' rates are of wider numbers;
 # four times a Tesla P40's of 32 bits is 51.
 _BY_OPERATIONS, _USUAL_OPERATIONS, _LEAST_OPERATIONS = Prior(1.0, 0.3), 100.0, 50.0
-# The share of the rates measured of each type (the probe's matrices are large, and nothing else is computed),
-# and how far a family of types deviates.
-_OF_RATES, _TYPES_OF_RATES = Prior(math.log(0.9), 0.12), 0.03
 # Of one machine, and of one source on it, in which each fit expects their rows to deviate together.
 MACHINE = SOURCE = {"all": {"gpu": 0.08, "cpu": 0.12}, "mfu": {"gpu": 0.15, "cpu": 0.25}}
-# What the user's own measurements find out about the machine, beyond the machine's factor of all times.
-_OWN = {
-    "gpu": {"host": 0.35, "step": 0.5, "layer": 0.35, "eff": 0.06, "kv": 0.2, "head": 0.5},
-    "cpu": {"host": 0.35, "step": 0.5, "layer": 0.35, "eff": 0.08, "kv": 0.3, "head": 0.5},
-}
+# What the user's own measurements find out about the machine, beyond the factor of all its times; about a
+# kernel on it, a type of weights, and a model.
+_OWN = {"host": 0.35, "step": 0.5, "layer": 0.35, "eff": 0.07, "kv": 0.25, "token": 0.5}
 _OWN_GROUP = {
-    "gpu": {"eff": 0.02, "mfu": 0.1, "head": 0.3},
-    "cpu": {"eff": 0.1, "mfu": 0.5, "head": 1.0},
+    "gpu": {"eff": 0.02, "mfu": 0.1, "token": 0.3},
+    "cpu": {"eff": 0.1, "mfu": 0.5, "token": 1.0},
 }
-_OWN_TYPE = {"gpu": 0.02, "cpu": 0.15}
+_OWN_TYPE = {"gpu": {"eff": 0.02}, "cpu": {"eff": 0.15}}
 _OWN_MODEL = {"gpu": {"eff": 0.02, "kv": 0.05}, "cpu": {"eff": 0.03}}
 # The spread of a latency's logarithm around the model within one source, and of a TTFT's.
 _SPREAD = {"gpu": {GGML: 0.05, TORCH: 0.15, FUSED: 0.15}, "cpu": {GGML: 0.08, TORCH: 0.15, FUSED: 0.15}}
@@ -124,19 +117,16 @@ def fit_of(traits: Traits) -> str:
 
 
 def family_name(traits: Traits) -> str:
-    """The family by which errors are counted: the maker of the GPU or CPU. NVIDIA's GPUs that unpack weights
-    more slowly than they read them are apart, and so is PyTorch."""
+    """The family by which errors are counted: the maker of the GPU, or the kind of CPU. NVIDIA's GPUs that
+    unpack weights more slowly than they read them are apart, and so are PyTorch and unmeasured stacks."""
     is_old = processor(traits) == "gpu" and traits.generation == BEFORE_TENSOR_CORES
-    return (
-        (traits.maker or UNKNOWN)
-        + " Pascal and older" * is_old
-        + ("" if traits.engine == GGML else ", PyTorch")
-    )
+    stack = traits.unmeasured or ("" if traits.engine == GGML else "PyTorch")
+    return (traits.maker or UNKNOWN) + " Pascal and older" * is_old + (f", {stack}" if stack else "")
 
 
-def spread_of(traits: Traits, is_own: bool) -> float:
+def spread_of(traits: Traits) -> float:
     """The spread of a latency's logarithm around the model."""
-    return (_OWN_SPREAD if is_own else _SPREAD)[processor(traits)][traits.engine]
+    return (_SPREAD if traits.setup else _OWN_SPREAD)[processor(traits)][traits.engine]
 
 
 def far_of(traits: Traits) -> float:
@@ -170,12 +160,9 @@ def terms_of(parameter: str, traits: Traits) -> list[Weighted]:
     root = _ROOTS.get((parameter, kind, traits.engine))
     if root is None:
         return []
-    by_rates = parameter == "eff" and traits.multiply_s is not None
-    shared = _OF_RATES if by_rates else Prior(math.log(root[0]), root[1])
-    name: Name = (parameter, "of rates") if by_rates else (parameter,)
-    terms: list[Weighted] = [(name, shared, 1.0)]
+    terms: list[Weighted] = [((parameter,), Prior(math.log(root[0]), root[1]), 1.0)]
     if traits.engine == GGML:
-        terms += _of_kernels(parameter, traits, name)
+        terms += _of_kernels(parameter, traits)
     elif parameter in _GROUP:
         terms.append(((parameter, "group", traits.group), Prior(0.0, _GROUP[parameter]), 1.0))
     if traits.kind != DENSE and parameter in _KIND:
@@ -185,19 +172,19 @@ def terms_of(parameter: str, traits: Traits) -> list[Weighted]:
         terms += _of_machine(parameter, traits)
     if traits.software and (sd := _SOFTWARE[traits.engine].get(parameter)):
         terms.append(((parameter, "software", traits.software), Prior(0.0, sd), 1.0))
-    return [*terms, *_of_own(parameter, traits, name)] if not traits.setup else terms
+    return terms if traits.setup else [*terms, *_of_own(parameter, traits)]
 
 
-def _of_kernels(parameter: str, traits: Traits, name: Name) -> list[Weighted]:
+def _of_kernels(parameter: str, traits: Traits) -> list[Weighted]:
     """What llama.cpp's kernels for a backend, a generation of chips and a type of weights deviate by."""
     kind, backend = processor(traits), _backend(traits)
     terms: list[Weighted] = []
 
     def add(deviation: Name, sd: float) -> None:
-        terms.append(((*name, *deviation), Prior(0.0, sd), 1.0))
+        terms.append(((parameter, *deviation), Prior(0.0, sd), 1.0))
 
     if parameter == "eff":
-        types, sd = type_family(traits.type), _TYPES_OF_RATES if len(name) > 1 else _TYPES[kind]
+        types, sd = type_family(traits.type), _TYPES[kind]
         add(("type", types), sd)
         if kind == "gpu":
             add(("type", types, backend), sd)
@@ -213,11 +200,11 @@ def _of_kernels(parameter: str, traits: Traits, name: Name) -> list[Weighted]:
         add((traits.kind, backend), _KIND[parameter].sd / 2)
     if parameter == "layer":
         by_bandwidth = math.log(traits.bytes_per_s / _USUAL_BYTES_PER_S)
-        terms.append(((*name, "by bandwidth"), _BY_BANDWIDTH, by_bandwidth))
+        terms.append(((parameter, "by bandwidth"), _BY_BANDWIDTH, by_bandwidth))
     if parameter == "eff" and traits.generation == BEFORE_TENSOR_CORES and traits.packed and traits.flops:
         per_byte = max(traits.flops / traits.bytes_per_s, _LEAST_OPERATIONS)
         by_operations = math.log(per_byte / _USUAL_OPERATIONS)
-        terms.append(((*name, "by operations"), _BY_OPERATIONS, by_operations))
+        terms.append(((parameter, "by operations"), _BY_OPERATIONS, by_operations))
     return terms
 
 
@@ -229,18 +216,16 @@ def _of_machine(parameter: str, traits: Traits) -> list[Weighted]:
     ]
 
 
-def _of_own(parameter: str, traits: Traits, name: Name) -> list[Weighted]:
-    """What the user's own measurements tell of the machine, a kernel, a type and a model on it."""
-    kind, own = processor(traits), (*name, "own", traits.device)
-    levels: list[tuple[Name, float | None]] = [(own, _OWN[kind].get(parameter))]
+def _of_own(parameter: str, traits: Traits) -> list[Weighted]:
+    kind, group = processor(traits), ("group", traits.group)
+    levels: list[tuple[dict[str, float], Name]] = [(_OWN, ()), (_OWN_TYPE[kind], ("type", traits.type))]
     if traits.engine == GGML:
-        levels.append(((*own, "group", traits.group), _OWN_GROUP[kind].get(parameter)))
-        levels.append(
-            ((*own, "model", traits.group, traits.model), _OWN_MODEL[kind].get(parameter)),
-        )
-    if parameter == "eff":
-        levels.append(((*own, "type", traits.type), _OWN_TYPE[kind] / (3 if len(name) > 1 else 1)))
-    return [(deviation, Prior(0.0, sd), 1.0) for deviation, sd in levels if sd]
+        levels += [(_OWN_GROUP[kind], group), (_OWN_MODEL[kind], (*group, "model", traits.model))]
+    return [
+        ((parameter, "own", traits.device, *name), Prior(0.0, sds[parameter]), 1.0)
+        for sds, name in levels
+        if parameter in sds
+    ]
 
 
 def is_of_machine(name: Name) -> bool:

@@ -8,23 +8,21 @@ from collections.abc import Sequence, Set
 from operator import itemgetter
 
 from harness.analysis.quality import EQUAL_KLD
-from harness.analysis.speculation import speed_up
 from harness.recommend import commands, evidence
 from harness.recommend.answer import CALIBRATED, LEAST_BITS, MEASURED, SHORT_PROMPT, THEORY, Choice, Ranked
-from harness.recommend.candidates import Candidate, Place
+from harness.recommend.candidates import Place
 from harness.recommend.commands import Source
 from harness.recommend.evidence import DECODE, Evidence, how_far_off
 from harness.recommend.quality_loss import HERE, PERPLEXITY_NOISE
 from harness.recommend.questions import PULLS_SOURCE, SMALL_KV, Found
 from harness.recommend.speed import read_s
 from harness.recommend.terms import family_name
-from harness.recommend.traits import DENSE, EXPERTS, GGML, Example, Range, Traits
+from harness.recommend.traits import DENSE, EXPERTS, Example, Range, Traits
 from harness.report.text_table import NONE, Table, explained, say, wrapped
 from harness.report.theory_text import short
 from harness.theory import names
 
 _NEEDED = ("GB", "PPL", "KLD")  # also in a narrow terminal
-GUESSES, DRAFT_SHARE = 3, 0.1  # llama.cpp's own number; bytes of a draft model over the model's
 FAR = 2.0  # times as many bytes a step as any example: beyond this, speed is extrapolated
 
 
@@ -121,7 +119,6 @@ def _line(choice: Choice, context: int) -> dict[str, str]:
         "variant": _variant(choice),
         "tok/s": short(choice.start.value),
         f"at {context:,}": _range(choice.deep),
-        "J/token": NONE if choice.joules_per_token is None else short(choice.joules_per_token),
         "TTFT": _seconds(choice.first_short),
         "TTFT ctx": _seconds(choice.first_deep),
         "ctx": _thousands(candidate.longest),
@@ -202,7 +199,6 @@ def show_notes(
         "tok/s": "tok/s: predicted, at the start, and at the end of the context with 90% intervals",
         "TTFT": f"TTFT: predicted, in s, of {SHORT_PROMPT:,} tokens and of the context"
         f"{_widest_ttft(ranking)}; none where the compute rate is unknown",
-        "J/token": f"J/token: measured on {where}, of the whole device; never predicted",
         "ctx": "ctx: the longest context that fits",
         "GB": "GB: with the whole context",
         "bits": "bits: of a weight in the linear layers, scales included",
@@ -238,31 +234,8 @@ def show_notes(
         lines.append(far)
     elif first:
         lines.append(how_far_off(family_name(first)))
-    if place.here and ranking and (gain := guessing_gain(ranking[0].choice.candidate)):
-        lines.append(gain)
     lines += [so_far] if so_far else []
     print("\n" + "\n".join(map(wrapped, lines)))
-
-
-def guessing_gain(candidate: Candidate) -> str | None:
-    """What guessing tokens ahead may gain, at the roofline; null for models that are not dense, for other
-    engines than llama.cpp, in two memories, and where the device's compute rate is unknown."""
-    traits = candidate.traits
-    if traits.engine != GGML or traits.kind != DENSE or candidate.split or not traits.flops:
-        return None
-    read_s, compute_s = traits.read_bytes / traits.bytes_per_s, traits.pass_flops / traits.flops
-    verify = max(read_s, (GUESSES + 1) * compute_s) / max(read_s, compute_s)
-    best = speed_up(GUESSES + 1, GUESSES, 1.0, verify, DRAFT_SHARE)
-    gains = "it gains nothing, even if all are right"
-    if best > 1:
-        gains = (
-            f"it pays from {(GUESSES + 1) / best:.1f} tokens a pass on at best, and {GUESSES + 1}, all right,"
-            f" give {best:.1f}x at most; how many are right depends on both models and the text"
-        )
-    return (
-        f"speculation (llamaserver, speculate: draft), in theory, with {GUESSES} guesses a pass by a draft"
-        f" model of a tenth of the bytes: {gains}."
-    )
 
 
 def _evidence(traits: Traits) -> Evidence | None:
@@ -276,7 +249,7 @@ def _elsewhere(bases: Set[str], measured: Evidence | None, place: Place) -> str:
         rests = f"others' measurements of {measured.of_whom}, carried over by bandwidth"
         rests += ", and rows of theory on that alone" * (THEORY in bases)
     where = "this machine" if place.here else place.name
-    hint = "; --calibrate measures it, --prove 3 the first three" * place.here
+    hint = "; --prove 3 measures the first three" * place.here
     return f"no decode was measured on {where} here: these figures rest on {rests}{hint}."
 
 

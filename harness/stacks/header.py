@@ -318,9 +318,8 @@ class Header:
     which `harness recommend` chooses, of rows that differ in dtype alone the first that the device runs;
     empty: the defaults. `trials`: the options that `harness tune`
     tries after threads, in this order. `program`: the stack's own program, `{}` for the path of the weights;
-    its options' flags follow; empty: none. `kernel_changes`: by the length of a pass. `fused` and `waits`:
-    parts of the names of variants with fused layers, and of those in which a matrix product waits for the
-    device, so that attention adds to the host's time.
+    its options' flags follow; empty: none. `kernel_changes`: by the length of a pass. `fused`: parts of
+    the names of variants with fused layers.
     `first`: its line in a first config; null: none. `loads`: by its option quant, the arguments with which
     transformers loads a checkpoint so.
     `applies`: methods of quantized checkpoints (quant_method) that it loads as they are, each with the
@@ -355,7 +354,6 @@ class Header:
     program: str = ""
     kernel_changes: tuple[KernelChange, ...] = ()
     fused: tuple[str, ...] = ()
-    waits: tuple[str, ...] = ()
     first: FirstVariant | None = None
     loads: Mapping[str, str] = field(default_factory=dict)
     applies: Mapping[str, Sequence[str]] = field(default_factory=dict)
@@ -457,7 +455,6 @@ def parse(stack: str, text: str) -> Header:
             tool.get("program", ""),
             tuple(KernelChange(**given) for given in tool.get("kernel_changes", ())),
             tuple(tool.get("fused", ())),
-            tuple(tool.get("waits", ())),
             FirstVariant(**tool["first"]) if "first" in tool else None,
             tool.get("loads", {}),
             applies=tool.get("applies", {}),

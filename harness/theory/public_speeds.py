@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
 
@@ -133,18 +133,8 @@ def used(found: Iterable[PublicSpeed]) -> list[PublicSpeed]:
     return [each for each in found if not each.suspicious]
 
 
-def header_error(columns: Sequence[str]) -> str | None:
-    """What a user's table lacks; null: nothing."""
-    if any(";" in each for each in columns):
-        return "its cells are separated by semicolons; save it with commas, and with points in numbers"
-    if set(_NEEDED) <= set(columns) and any(set(each) <= set(columns) for each in _SPEEDS):
-        return None
-    pairs = " or ".join(" and ".join(each) for each in _SPEEDS)
-    return f"its first line must name the columns {', '.join(_NEEDED)}, and {pairs}"
-
-
 def read(table: Iterable[Mapping[str, str | None]]) -> tuple[list[PublicSpeed], list[str]]:
-    """A user's rows of the same columns, and a sentence on each that is left out: of an unknown name, without
+    """Rows of the same columns, and a sentence on each that is left out: of an unknown name, without
     a speed, or above its ceiling. Columns may be missing where their cells may be empty."""
     found, refused = [], []
     for line, cells in enumerate(table, 2):

@@ -15,7 +15,6 @@
 # applies = { bitsandbytes = ["quant", "double_quant"] }
 # published = { int8-dynamic = "int8", nf4-dynamic = "int4" }
 # offers = [{ quant = ["int8", "nf4"] }, { quant = ["int8", "nf4"], dtype = "fp16" }]
-# waits = ["int8"]
 #
 # # matmul_4bit, which has a GEMV for one token.
 # [[tool.harness.kernel_changes]]

@@ -15,6 +15,7 @@
 # mixed_layers = true
 # offers = [
 #   { kernel = ["marlin", "machete", "exllamav2", "aten"] },
+#   { kernel = "marlin", bits = 8 },
 #   { format = "awq", kernel = ["marlin", "gemm"] },
 # ]
 #

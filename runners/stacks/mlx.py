@@ -8,6 +8,7 @@
 # weights = "hf"
 # accepts = ["python>=3.11", "mlx>=0.32", "mlx-lm>=0.32"]
 # named = ["quant"]
+# offers = [{ quant = ["bf16", "int8", "int4"] }]
 #
 # [tool.harness.architectures]
 # llama = ["linear", "llama3", "yarn"]

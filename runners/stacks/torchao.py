@@ -11,6 +11,7 @@
 # accepts = ["python>=3.10", "torch>=2.6", "transformers>=4.56", "torchao>=0.17"]
 # named = ["quant", "cache"]
 # extends = "hf"
+# offers = [{ quant = ["int8", "int4"] }]
 #
 # # torchao's kernels for 4 bits on a CPU need AVX-512 and its prototypes; the others are of CUDA.
 # [[tool.harness.limits]]

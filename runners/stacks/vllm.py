@@ -6,6 +6,7 @@
 # summary = "vLLM, stepped in this process: 16-bit, GPTQ and AWQ checkpoints (on CUDA never run)"
 # weights = "{format}"
 # named = ["format", "quant", "dtype"]
+# offers = [{ format = ["hf", "gptq", "awq"] }]
 # several_users = true
 #
 # [tool.harness.cannot]

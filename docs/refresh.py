@@ -30,7 +30,6 @@ else:
 DOCS = Path(__file__).parent
 ROOT = DOCS.parent
 PAGES = sorted(DOCS.rglob("*.md"))
-EFFECTS = {"all": "invalid", "W": "no W", "first token": "no TTFT", "speed": "functional", None: "note"}
 SCHEMA = DOCS / "record.schema.json"
 
 
@@ -95,23 +94,18 @@ def columns() -> str:
 def warnings() -> str:
     """Every warning by its effect: its code, sentence and next step; its numbers by their names."""
     tables = []
-    for effect in dict.fromkeys(map(_effect, Warnings)):
-        found = [each for each in Warnings if _effect(each) == effect]
+    for effect in dict.fromkeys(warning.effect for warning in Warnings):
+        found = [each for each in Warnings if each.effect == effect]
         steps = list(dict.fromkeys(map(_next_step, found)))
         found.sort(key=lambda each: steps.index(_next_step(each)))
         before, rows = "", []
         for each in found:
             step = _next_step(each)
-            cause = re.sub(r"{(\w+)[^}]*}", r"{\1}", each.cause)
             shown = "same" if step == before else step
-            rows.append({"code": f"`{each.name}`", "cause": cause, "next step": shown})
+            rows.append({"code": f"`{each.name}`", "cause": each.sentence, "next step": shown})
             before = step
         tables.append(f"\n### {effect[0].upper()}{effect[1:]}\n\n{markdown(rows)}")
     return "".join(tables)
-
-
-def _effect(warning: Warnings) -> str:
-    return "measured again" if warning.disturbance else EFFECTS[warning.invalidates]
 
 
 def _next_step(warning: Warnings) -> str:

@@ -4,7 +4,7 @@ import pytest
 from golden_record import GOLDEN, record
 
 from harness.analysis import traffic
-from harness.analysis.verdicts import notes, status
+from harness.analysis.verdicts import notes, status, verdict
 from harness.dataset import table
 from harness.records import NO_TOKENS, TokenTimes
 
@@ -123,7 +123,7 @@ def test_weights_that_came_into_memory_while_timing_are_caught_and_rows_of_an_em
         header = GOLDEN["model"]["weights"]["header"] | {"model_bytes": 10**9} | sizes
         of = {"model__weights__header": header, "loaded__model_bytes": 10**9}
         marks = marks_of(10**8, 10**8 + came)
-        return status(record(memory={"marks": marks}, **of), ceiling=1e15)[1]
+        return verdict(record(memory={"marks": marks}, **of), ceiling=1e15).reasons
 
     tied, untied = {"tied": True}, {"tied": False, "input_embedding_bytes": 2 * 10**8}
     assert reasons(10 * MB, **tied) == []
@@ -202,18 +202,6 @@ def test_the_client_of_a_server_elsewhere_waits_with_one_thread():
     assert "for a CPU 30% of the time" in reasons(True)[0]
 
 
-def test_of_an_older_record_within_a_budget_its_cgroups_counters_decide():
-    def reasons(means: str, **pressure: int) -> list[str]:
-        budget = {"bytes": 1 << 30, "means": means}
-        return status(record(conditions__pressure=pressure, memory_budget=budget))[1]
-
-    for means in ("cgroup v1", "cgroup v2"):
-        assert reasons(means, workingset_refault_file=10**5) != []
-    assert reasons("cgroup v2", memory_stall_us=10**9) != []
-    assert reasons("cgroup v1", memory_stall_us=10**9) == []
-    assert reasons("RLIMIT_DATA", workingset_refault_file=10**5, memory_stall_us=10**9) == []
-
-
 def flags_of(**changes: object) -> dict[str, str]:
     said = table.repeat_row(record(**changes), SERIES, None, None)
     assert said["status"] == "ok"
@@ -257,11 +245,12 @@ def test_faster_than_memory_allows_is_no_measurement():
     fast["bandwidth_probes"] = [{"read_bytes_per_s": 50e9}]
     fast["timing"] |= {"first_token_ns": 0, "last_token_ns": 39 * 10_000_000}  # 1 GB in 10 ms: 100 GB/s
     assert any("faster than memory allows" in reason for reason in status(fast)[1])
-    assert not [r for r in status(fast, ceiling=100e9)[1] if "faster" in r]
+    assert not [r for r in verdict(fast, ceiling=100e9).reasons if "faster" in r]
 
 
 def test_a_record_whose_series_is_gone_is_no_measurement():
-    assert status(record(), has_series=False) == ("invalid", ["its series of tokens is missing or damaged"])
+    judged = verdict(record(), has_series=False)
+    assert (judged.status, judged.reasons) == ("invalid", ["its series of tokens is missing or damaged"])
 
 
 def test_a_failure_keeps_its_outcome_whatever_else_is_wrong():

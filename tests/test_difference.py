@@ -116,6 +116,19 @@ def test_figures_that_never_differ_are_the_same():
     assert (row["verdict"], row["change"]) == ("SAME", 0.0)
 
 
+@pytest.mark.parametrize(
+    ("quiet", "moved", "is_shared"), [(6, 4, True), (5, 4, False), (5, 0, True), (4, 0, False)]
+)
+def test_a_shift_is_shared_by_five_cells_of_which_six_in_ten_agree(quiet, moved, is_shared):
+    cells = {f"q{cell}": one([10, 10.1, 9.9], [10, 10.05, 9.95]) for cell in range(quiet)}
+    for cell in range(moved):
+        away = 1.2 if cell % 2 else 0.8
+        cells[f"m{cell}"] = one([10, 10.1, 9.9], [10 * away, 10.05 * away, 9.95 * away])
+    found = found_in(cells)
+    assert (found.shared is not None) is is_shared
+    assert all((difference.own is not None) is is_shared for difference in found.every)
+
+
 # Days: campaigns of one machine differ, by a shift that all cells share.
 
 

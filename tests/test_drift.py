@@ -11,16 +11,18 @@ from harness.records.foreign.log import Log, Series
 
 def test_the_same_tokens_before_and_after_are_the_drift_with_its_error():
     chance = np.random.default_rng(1)
-    before = 20 + chance.normal(0, 0.2, 127)
-    found = repeat_figures.measured(before, before * 1.02 * (1 + chance.normal(0, 0.01, 127)))
+    n, ms = np.arange(26.0, 326.0), 20 + chance.normal(0, 0.2, 300)
+    before = ms[1:128]
+    found = repeat_figures.analyse(n, ms, before * 1.02 * (1 + chance.normal(0, 0.01, 127))).drift
     assert found is not None
     assert found.share == pytest.approx(0.02, abs=0.004)
     assert found.ends[0] < 0.02 < found.ends[1]
     assert found.significant
     spiky = before.copy()
     spiky[::20] *= 10
-    assert repeat_figures.measured(before, spiky).share == pytest.approx(0, abs=0.001)
-    assert repeat_figures.measured(before[:47], before[:47]) is None
+    assert repeat_figures.analyse(n, ms, spiky).drift.share == pytest.approx(0, abs=0.001)
+    for few in (before[:47], np.tile(ms, 2)):
+        assert repeat_figures.analyse(n, ms, few).drift is None
 
 
 @pytest.mark.parametrize("share", [0.0, 0.01, 0.05])

@@ -7,8 +7,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+import scipy
 
-from harness.analysis import repeat_figures
+from harness.analysis import correlated_noise, line_fit, repeat_figures
 from harness.analysis.line_fit import Interval, Line
 from harness.analysis.repeat_figures import analyse, inverse
 from harness.analysis.spread import Spread, moderated, within
@@ -124,6 +125,22 @@ def test_a_slope_whose_interval_reaches_zero_leaves_W_open():
     assert found["W_ci95"] == [pytest.approx(1 / (1e-3 + half)), None]
     assert not found["W_identifiable"]
     assert inverse((-2e-3, -1e-3)) is None
+
+
+@pytest.mark.parametrize(("tokens", "has_one"), [(31, False), (32, True), (256, True)])
+def test_a_series_has_an_interval_from_32_tokens_on(tokens, has_one):
+    x = np.arange(float(tokens))
+    known = line_fit.interval(x, 10 + 1e-3 * x + 0.1 * np.random.default_rng(0).normal(size=tokens))
+    assert (known is not None) is has_one
+    assert (line_fit.block_spread(0.1, tokens + 1) is not None) is has_one
+
+
+def test_an_interval_of_several_kinds_of_noise_holds_95_percent_of_their_mixture():
+    errors, weights = np.array([[1.0, 3.0], [2.0, 2.0]]), np.array([0.3, 0.7])
+    mixed, alike = correlated_noise._quantiles(errors, weights, 10, 0.95)
+    share = (2 * scipy.special.stdtr(10, mixed / errors[0]) - 1) @ weights
+    assert share == pytest.approx(0.95, abs=1e-10)
+    assert alike == pytest.approx(2 * scipy.special.stdtrit(10, 0.975), rel=1e-10)
 
 
 def test_blocks_of_tokens_bound_the_interval_from_below():

@@ -9,7 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 from golden_record import GOLDEN
 
-from harness.analysis.verdicts import status
+from harness.analysis.verdicts import verdict
 from harness.campaign.repeat import WorkerReport
 from harness.dataset import table
 from harness.records import TokenTimes
@@ -29,7 +29,7 @@ def timed(host: list[int], device: list[int] | None = None, **done: Any) -> tupl
     columns = {"n": list(range(26, 26 + len(host))), "latency_ns": host}
     columns |= {} if device is None else {"device_ns": device}
     times = TokenTimes.of_columns(columns)
-    return status(record, times=times)[1], table.repeat_row(record, times, "x", None)
+    return verdict(record, times=times).reasons, table.repeat_row(record, times, "x", None)
 
 
 def test_two_clocks_that_agree_leave_a_record_as_it_is():
@@ -92,6 +92,13 @@ def test_a_clock_that_runs_slow_is_seen_and_its_totals_do_not_agree():
     (reason,), _ = timed([10 * MS] * TOKENS, [12 * MS] * TOKENS)
     assert "40 of 40 tokens" in reason
     assert "totals" not in reason
+
+
+@pytest.mark.parametrize(("late_ns", "agree"), [(790_000, True), (810_000, False)])
+def test_totals_agree_within_a_percent_also_where_that_is_more_than_a_token_may_differ(late_ns, agree):
+    device = [2 * MS] * TOKENS
+    (reason,), _ = timed([*device[:7], 2 * MS + late_ns, *device[8:]], device)
+    assert ("their totals agree" in reason) is agree
 
 
 def test_our_own_flush_is_taken_off_the_token_that_follows_it():

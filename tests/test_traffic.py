@@ -8,7 +8,7 @@ import pytest
 from golden_record import GOLDEN
 
 from harness.analysis import traffic
-from harness.analysis.verdicts import status
+from harness.analysis.verdicts import status, verdict
 from harness.dataset import table
 from harness.records import TokenTimes
 from harness.records.kinds import wrong_with
@@ -135,15 +135,15 @@ def test_no_honest_run_on_a_cpu_reads_more_than_memory_gives(kv_read):
     made = record(ms, "cpu", kv_read=kv_read, window=2048)
     share = traffic.bandwidth_share(made, RATE)
     assert share == pytest.approx({"copied": 0.56}.get(kv_read, 1), abs=0.02)
-    assert status(made, RATE)[1] == []
-    assert "faster than memory allows" in " ".join(status(made, RATE * 0.45)[1])
+    assert verdict(made, RATE).reasons == []
+    assert "faster than memory allows" in " ".join(verdict(made, RATE * 0.45).reasons)
 
 
 def test_mbu_counts_all_bytes_and_the_verdict_only_those_past_the_cache():
     ms = honest("grows", 0) - 0.4 * WEIGHTS / RATE * 1e3  # of the weights, which are 4.0 of 6.5 GB on average
     made = record(ms, "cpu", kv_read="grows")
     made["bandwidth_probes"] = [{"read_bytes_per_s": rate} for rate in (RATE * 0.9, RATE)]
-    (reason,) = status(made, RATE)[1]
+    (reason,) = verdict(made, RATE).reasons
     assert reason == (
         "faster than memory allows: past the CPU's cache it reads 131% of 1008 GB/s, the highest read "
         "bandwidth measured here (probes read 907 to 1008 GB/s)"

@@ -25,6 +25,22 @@ def test_every_warning_is_raised_with_the_numbers_that_its_sentence_takes():
         assert given == fields, name
 
 
+def test_a_code_is_explained_and_one_that_is_unknown_is_not(harness):
+    ran = harness("explain", "page_faults", "late_second_token")
+    assert ran.out.splitlines()[:3] == [
+        "page_faults: {faults} while timing",
+        "  effect: measured again: memory was short and pages were read from disk",
+        "  next step: close programs that use memory",
+    ]
+    assert "late_second_token: the gap before the second token took {gap} ms" in ran.out
+    assert "\n  effect: note\n" in ran.out
+    ran = harness("explain", "page_fault")
+    assert (ran.code, ran.out) == (2, "")
+    assert "unknown code page_fault; did you mean page_faults?" in ran.err
+    codes = [line.partition(":")[0] for line in harness("explain").out.splitlines()[::3]]
+    assert codes == [warning.name for warning in Warnings]
+
+
 def test_every_warning_has_a_next_step_and_a_disturbance_that_of_its_kind():
     for each in Warnings:
         assert each.next_step, each

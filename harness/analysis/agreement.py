@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import scipy
@@ -26,6 +25,7 @@ from harness.analysis.own_weights import (
     is_free,
     other_count,
     own_weights_wrong,
+    too_far,
 )
 from harness.analysis.requested import other_kernels, other_options
 from harness.analysis.traffic import nominal_bits
@@ -34,6 +34,8 @@ from harness.analysis.warnings import Flag, Warnings
 from harness.base.text import plural
 from harness.records.kinds import Depth, Record
 from harness.records.parts import StackFacts
+
+Logits = NDArray[np.float32]
 
 WINDOW = 25  # positions compared of the prompt and at each depth, as many as the usual prompt has
 DEPTHS = (300, 2_100)  # past llama.cpp's first padding of its cache, and past 2,048, where some caches end
@@ -70,9 +72,9 @@ def shown_checks(compared: Sequence[int]) -> list[int]:
 
 
 def compare(
-    reference: NDArray[np.float32],
+    reference: Logits,
     reference_positions: Sequence[int],
-    variant: NDArray[np.float32],
+    variant: Logits,
     variant_positions: Sequence[int],
     requested: Sequence[Sequence[int]],
 ) -> list[Depth]:
@@ -94,50 +96,20 @@ def compare(
     for first, end in requested:
         wanted = range(first, end)
         if all(position in of for position in wanted for of in places):
-            rows = ((reference[places[0][position]], variant[places[1][position]]) for position in wanted)
-            found.append(_window(end, [_position(*each) for each in rows]))
+            rows = [(reference[places[0][position]], variant[places[1][position]]) for position in wanted]
+            found.append(_window(end, rows))
     return found
 
 
-@dataclass(frozen=True)
-class _Position:
-    """One position. The figures are 0 where either side is not comparable."""
-
-    reference_holds: bool
-    variant_holds: bool
-    error: float = 0.0
-    scale: float = 0.0
-    same: bool = False
-    tied: bool = False
-    kl_nats: float = 0.0
-
-
-def _position(reference: NDArray[np.float32], variant: NDArray[np.float32]) -> _Position:
-    # A reference of zeros alone compares with nothing.
-    holds = (bool(np.isfinite(reference).all() and reference.any()), bool(np.isfinite(variant).all()))
-    if not all(holds):
-        return _Position(*holds)
-    theirs, ours = reference.astype(np.float64), variant.astype(np.float64)
-    second, first = np.partition(theirs, -2)[-2:]
-    log_p, log_q = scipy.special.log_softmax(theirs), scipy.special.log_softmax(ours)
-    return _Position(
-        *holds,
-        error=float(np.linalg.norm(ours - theirs) / np.linalg.norm(theirs)),
-        scale=float(np.linalg.norm(ours) / np.linalg.norm(theirs)),
-        same=bool(theirs.argmax() == ours.argmax()),
-        tied=bool(first - second <= NEAR_TIE * (first - theirs.min())),
-        kl_nats=float((np.exp(log_p) * (log_p - log_q)).sum()),
-    )
-
-
-def _window(n: int, positions: Sequence[_Position]) -> Depth:
-    """One window; errors are None where either side has a position that is not comparable."""
-    many = len(positions)
+def _window(n: int, rows: Sequence[tuple[Logits, Logits]]) -> Depth:
+    """One window, from the reference's and the variant's logits at each position; errors are None where
+    either side has a position that is not comparable."""
     row: Depth = {
         "n": n,
-        "positions": many,
-        "not_finite": sum(not each.variant_holds for each in positions),
-        "reference_not_finite": sum(not each.reference_holds for each in positions),
+        "positions": len(rows),
+        "not_finite": sum(not np.isfinite(ours).all() for _, ours in rows),
+        # A reference of zeros alone compares with nothing.
+        "reference_not_finite": sum(not (np.isfinite(theirs).all() and theirs.any()) for theirs, _ in rows),
         "relative_error": None,
         "relative_error_max": None,
         "scale": None,
@@ -147,15 +119,32 @@ def _window(n: int, positions: Sequence[_Position]) -> Depth:
     }
     if row["not_finite"] or row["reference_not_finite"]:
         return row
+    errors, scales, same, tied, kl_nats = np.array([_position(*both) for both in rows]).T
     return row | {
-        "relative_error": sum(each.error for each in positions) / many,
-        "relative_error_max": max(each.error for each in positions),
-        "scale": sum(each.scale for each in positions) / many,
-        "top1_agreement": sum(each.same for each in positions) / many,
-        "near_ties": sum(each.tied and not each.same for each in positions),
+        "relative_error": float(errors.mean()),
+        "relative_error_max": float(errors.max()),
+        "scale": float(scales.mean()),
+        "top1_agreement": float(same.mean()),
+        "near_ties": int((tied * (1 - same)).sum()),
         # Rounding may make it negative for equal logits.
-        "kl_nats": max(0.0, sum(each.kl_nats for each in positions) / many),
+        "kl_nats": max(0.0, float(kl_nats.mean())),
     }
+
+
+def _position(reference: Logits, variant: Logits) -> tuple[float, float, float, float, float]:
+    """The relative error at one position, the ratio of the norms, 1 if the same token comes first, 1 if the
+    reference's first two nearly tie, and the divergence in nats."""
+    theirs, ours = reference.astype(np.float64), variant.astype(np.float64)
+    second, first = np.partition(theirs, -2)[-2:]
+    log_p, log_q = scipy.special.log_softmax(theirs), scipy.special.log_softmax(ours)
+    norm = float(np.linalg.norm(theirs))
+    return (
+        float(np.linalg.norm(ours - theirs)) / norm,
+        float(np.linalg.norm(ours)) / norm,
+        float(theirs.argmax() == ours.argmax()),
+        float(first - second <= NEAR_TIE * (first - theirs.min())),
+        float((np.exp(log_p) * (log_p - log_q)).sum()),
+    )
 
 
 def bits(record: Record) -> int:
@@ -221,11 +210,7 @@ def _depths_wrong(record: Record) -> str | None:
         return depths_wrong(depths, bound, "its own weights, unpacked")
     if bits(record) == FULL_BITS:
         return depths_wrong(depths, bound, REFERENCE)
-    worst = max(depths, key=lambda depth: depth["relative_error"] or 0.0)
-    if (error := worst["relative_error"] or 0.0) <= bound:
-        return None
-    detail = f"logits are {error:.0%} off {REFERENCE} up to n = {worst['n']}"
-    return f"{detail}, and its types explain {bound:.0%} at most"
+    return too_far(depths, bound, REFERENCE, "its types explain")
 
 
 def mismatches(record: Record, ran: StackFacts | None) -> list[Flag]:

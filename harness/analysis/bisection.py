@@ -73,10 +73,16 @@ def search(last: int, measure: Measure, threshold: float, rounds: int) -> Found:
         return pairs[-1]
 
     def of_ends(change: Change) -> str:
-        return _of_two(change, bound)
+        if change.ends is None:
+            return UNCLEAR
+        low, high = change.ends
+        if direction(change, bound) and low * high > 0:
+            return CHANGED
+        return SAME if -bound < low and high < bound else UNCLEAR
 
     def precise(change: Change) -> bool:
-        return of_ends(change) == SAME or _size(change)[0] >= PRECISE * _size(change)[1]
+        least, most = _size(change)
+        return of_ends(change) == SAME or least >= PRECISE * most
 
     ends = pair(0, last, of_ends, precise)
     if ends.verdict != CHANGED:
@@ -94,7 +100,12 @@ def search(last: int, measure: Measure, threshold: float, rounds: int) -> Found:
     if (low, high) == (0, last):
         return Found(pairs, ends)
     step = pair(low, high, of_ends, precise)
-    return Found(pairs, step, _rest(ends, step, bound))
+    if not step.differences:
+        return Found(pairs, step)
+    own = step.change()
+    noise = math.hypot(*((most - least) / 2 for least, most in filter(None, (whole.ends, own.ends))))
+    rest = whole.cost - own.cost
+    return Found(pairs, step, rest if abs(rest) > max(noise, bound) else None)
 
 
 def side_of(change: Change, whole: Change) -> str:
@@ -111,25 +122,7 @@ def side_of(change: Change, whole: Change) -> str:
     return BETWEEN if most / 4 < low and high < 3 / 4 * least else UNCLEAR
 
 
-def _of_two(change: Change, bound: float) -> str:
-    if change.ends is None:
-        return UNCLEAR
-    low, high = change.ends
-    if direction(change, bound) and low * high > 0:
-        return CHANGED
-    return SAME if -bound < low and high < bound else UNCLEAR
-
-
 def _size(change: Change) -> tuple[float, float]:
     """The least and the most that a change of known sign may be."""
     least, most = sorted(map(abs, change.ends or (0.0, math.inf)))
     return least, most
-
-
-def _rest(ends: Pair, step: Pair, bound: float) -> float | None:
-    if not step.differences:
-        return None
-    whole, own = ends.change(), step.change()
-    noise = math.hypot(*((high - low) / 2 for low, high in (each.ends for each in (whole, own) if each.ends)))
-    rest = whole.cost - own.cost
-    return rest if abs(rest) > max(noise, bound) else None

@@ -38,11 +38,6 @@ REFAULT_TOLERANCE = 0.05  # of the model
 PAGED_IN_FLOOR_BYTES = 4 << 20
 PAGED_IN_TOLERANCE = 0.01  # of the weights that each step reads; the warm-up has read them all
 SUSPENDED_FLOOR_NS = 10_000_000  # the two clocks are read to 1 ms
-OWN_WITHIN_BUDGET: Mapping[str, tuple[str, ...]] = {
-    "cgroup v2": ("workingset_refault_file", "memory_stall_us"),
-    "cgroup v1": ("workingset_refault_file",),  # which has no PSI
-}
-"""Counters by the means of a memory budget; see _pressures."""
 NAMED_CPUS = 0.1  # a process that used fewer CPUs than this is not named
 
 T = TypeVar("T")
@@ -140,17 +135,18 @@ CONDITIONS: tuple[Condition, ...] = (
     quota,  # before the warm-up, which a quota keeps from settling too
     warm_up,
     paging,
+    machine_pressure,
     contention,
     stolen,
-    throttling.conditions,
-    gpu_sharing.conditions,
 )
-NOTES: tuple[Condition, ...] = (machine_pressure, contention)
+"""Of a finished repeat."""
+DEVICE: tuple[Condition, ...] = (throttling.conditions, gpu_sharing.conditions)
+"""Of a repeat, as far as it got."""
 
 
 def disturbances(record: Record) -> list[Flag]:
     """Each disturbance that makes a finished repeat invalid."""
-    return faults_of(CONDITIONS, record)
+    return faults_of((*CONDITIONS, *DEVICE), record)
 
 
 def _conditions(record: Record) -> Conditions:
@@ -158,18 +154,9 @@ def _conditions(record: Record) -> Conditions:
 
 
 def _pressures(record: Record) -> tuple[Pressure, Pressure]:
-    """Pressure counters while timing: of the worker's own cgroup, if it had one, and of the machine.
-
-    Before the worker's had a place of their own, those of the cgroup of a memory budget replaced the
-    machine's.
-    """
-    machine = _conditions(record).get("pressure") or {}
-    if (own := _conditions(record).get("worker_pressure")) is not None:
-        return own, machine
-    budget = record.get("memory_budget")
-    names = OWN_WITHIN_BUDGET.get(budget["means"], ()) if budget else ()
-    own = {name: rise for name, rise in machine.items() if name in names}
-    return own, {name: rise for name, rise in machine.items() if name not in names}
+    """Pressure counters while timing: of the worker's own cgroup, if it had one, and of the machine."""
+    conditions = _conditions(record)
+    return conditions.get("worker_pressure") or {}, conditions.get("pressure") or {}
 
 
 def _memory_was_short(record: Record, pressure: Pressure) -> list[str]:

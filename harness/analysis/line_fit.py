@@ -54,6 +54,18 @@ def least_squares(x: Floats, y: Floats) -> Line:
     return Line(float(y.mean() - slope * x.mean()), slope)
 
 
+def fitted(terms: Floats, y: Floats) -> tuple[Floats, Floats, int]:
+    """Least squares of terms [point, term]: coefficients, their standard errors, degrees of freedom."""
+    scale = np.abs(terms).max(axis=0)
+    scale[scale == 0] = 1
+    scaled, freedom = terms / scale, max(len(y) - terms.shape[1], 1)
+    inverse = np.linalg.pinv(scaled.T @ scaled)
+    coefficients = inverse @ scaled.T @ y
+    residuals = y - scaled @ coefficients
+    errors = np.sqrt(np.diag(inverse) * (residuals @ residuals) / freedom)
+    return coefficients / scale, errors / scale, freedom
+
+
 def blocks(values: Floats, size: int = BLOCK) -> Floats:
     """Rows of `size` consecutive values; an incomplete last row is dropped."""
     count = len(values) // size

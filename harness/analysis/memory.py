@@ -9,6 +9,7 @@ total minus the reported parts; `unattributed` is then None. docs/concepts/memor
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import cast
 
 from typing_extensions import TypedDict
 
@@ -21,6 +22,11 @@ from harness.records.parts import Allocator, StackFacts
 from harness.records.tables import TokenTimes
 
 PARTS = ("weights", "kv", "compute", "workspace", "slack", "runtime")
+OF_CELL = (
+    *("cell", "name", "kind", "model", "stack", "variant", "weights", "machine", "device", "content_key"),
+    *("status", "n_ctx", "prompt_tokens", "new_tokens", "tokens"),
+)
+"""The columns of a cell that its row of memory has."""
 
 
 class Moment(TypedDict):
@@ -88,43 +94,24 @@ def attribution_row(cell: Cell, record: Record, times: TokenTimes, samples: Colu
         file_bytes = record["model"]["weights"].get("file_bytes")
         once_loaded, peak = (_on_cpu if cell["device"] == "cpu" else _on_gpu)(record, samples)
         growth = memory_growth_row(record, times, samples)
-    return {
-        "cell": cell["cell"],
-        "name": cell["name"],
-        "kind": cell["kind"],
-        "model": cell["model"],
-        "stack": cell["stack"],
-        "variant": cell["variant"],
-        "weights": cell["weights"],
-        "machine": cell["machine"],
-        "device": cell["device"],
-        "content_key": cell["content_key"],
-        "status": cell["status"],
-        "n_ctx": cell["n_ctx"],
-        "prompt_tokens": cell["prompt_tokens"],
-        "new_tokens": cell["new_tokens"],
-        "tokens": cell["tokens"],
+    columns: Mapping[str, object] = {
+        **{name: cell[name] for name in OF_CELL},  # type: ignore[literal-required]
         "kv_bytes_per_token": traffic.kv_bytes_per_token(record),
         "file_bytes": file_bytes,
         "loaded": once_loaded,
         "peak": peak,
         **growth,
     }
+    return cast(Attribution, columns)
 
 
 def _reported(figures: Reported) -> Moment | None:
     """Published sizes, which come from several runs, so that unattributed memory is unknown."""
     buffers = {"weights": figures.get("model_buffer_bytes"), "kv": figures.get("kv_buffer_bytes")}
     total = figures.get("vram_bytes")
-    known = total is not None or any(value is not None for value in buffers.values())
-    moment: Moment = {
-        "total_bytes": total,
-        "parts": {part: buffers.get(part) for part in PARTS},
-        "by_difference": [],
-        "unattributed_bytes": None,
-        "unattributed_share": None,
-    }
-    return moment if known else None
+    if total is None and not any(value is not None for value in buffers.values()):
+        return None
+    return {**_moment(total, buffers), "unattributed_bytes": None, "unattributed_share": None}
 
 
 def _on_cpu(record: Record, samples: Columns) -> tuple[Moment | None, Moment | None]:

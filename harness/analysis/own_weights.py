@@ -131,12 +131,19 @@ def _values(values: Mapping[str, Any] | None, named: str) -> str | None:
     return None
 
 
+def too_far(depths: Sequence[Depth], bound: float, of: str, explains: str) -> str | None:
+    """Where logits are further off than `bound`, which is what `explains` the difference; None: nowhere."""
+    worst = max(depths, key=lambda depth: depth["relative_error"] or 0.0)
+    if (error := worst["relative_error"] or 0.0) <= bound:
+        return None
+    detail = f"logits are {error:.0%} off {of} up to n = {worst['n']}"
+    return f"{detail}, and {explains} {bound:.0%} at most"
+
+
 def depths_wrong(depths: Sequence[Depth], bound: float, of: str) -> str | None:
     """Why logits are not those of the same weights; None if arithmetic explains the difference."""
-    worst = max(depths, key=lambda depth: depth["relative_error"] or 0.0)
-    if (error := worst["relative_error"] or 0.0) > bound:
-        detail = f"logits are {error:.0%} off {of} up to n = {worst['n']}"
-        return f"{detail}, and arithmetic explains {bound:.0%} at most"
+    if wrong := too_far(depths, bound, of, "arithmetic explains"):
+        return wrong
     known = [(scale, depth["positions"]) for depth in depths if (scale := depth.get("scale")) is not None]
     if not known:  # an older record
         return None

@@ -62,15 +62,12 @@ class Fit:
 
     def at(self, n: float) -> Floats:
         """Latency at n."""
-        past = np.maximum(n, self.bends)
-        terms = np.column_stack([np.ones(len(past)), past - self.bends, past**2 - self.bends**2])
+        terms = _terms(np.array([n]), self.bends, quadratic=True)[:, 0]
         return np.asarray((self.coefficients * terms).sum(axis=1))
 
     def levels(self, n: Floats) -> Floats:
         """Latency of the data's fit at each length; positive."""
-        plateau, slope, quadratic = self.coefficients[0]
-        past, bend = np.maximum(n, self.bends[0]), self.bends[0]
-        level = plateau + slope * (past - bend) + quadratic * (past**2 - bend**2)
+        level = _terms(n, self.bends[:1], quadratic=True)[0] @ self.coefficients[0]
         return np.asarray(np.maximum(level, TINY * level.max()))
 
     @property

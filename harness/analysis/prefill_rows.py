@@ -14,7 +14,7 @@ from harness.analysis.prefill_fit import Estimate
 from harness.analysis.warnings import Flag, Warnings
 from harness.base.text import plural
 from harness.records.kinds import Record
-from harness.stacks.header import Header, stacks
+from harness.stacks.header import stacks
 from harness.theory import floors
 from harness.theory.floors import Ceiling, Demand
 
@@ -26,12 +26,15 @@ NAMED = 3  # faster than possible, in a flag
 
 def analysed(record: Record, depths: Mapping[int, Passes]) -> dict[int, Prefill]:
     """The analysis at each depth. Raises ValueError for latencies that are not positive."""
-    header, least = stacks().get(record["stack"]), min(depths, default=0)
-    changes = _kernel_changes(record["variant"], header)
+    least = min(depths, default=0)
+    # Most tokens in one pass over the weights: the record's, else the stack's default; None: all.
+    header = stacks().get(record["stack"])
+    option = header.options.get("n_ubatch") if header else None
+    chunk = (record.get("options") or {}).get("n_ubatch") or (option and option.default)
     found = {}
     for depth, passes in sorted(depths.items()):
-        ahead = [after for after, _ in changes if depth == least and after >= passes.n.max()]
-        found[depth] = analyse(passes, _chunk(record, header), min(ahead, default=None))
+        ahead = [after for after, _ in _kernel_changes(record) if depth == least and after >= passes.n.max()]
+        found[depth] = analyse(passes, chunk if isinstance(chunk, int) else None, min(ahead, default=None))
     return found
 
 
@@ -50,8 +53,7 @@ def row(
         which: floors.prefill_ridge(needs, ceiling, which) if needs and ceiling and not least else None
         for which in ("every", "last")
     }
-    changes = _kernel_changes(record["variant"], stacks().get(record["stack"]))
-    seen = [(after, then) for after, then in changes if _is_seen(found, after)]
+    seen = [(after, then) for after, then in _kernel_changes(record) if _is_seen(found, after)]
     return {
         **_at_depth(least, passes, found),
         "rounds": found.rounds,
@@ -125,17 +127,11 @@ def _at_depth(depth: int, passes: Passes, found: Prefill) -> PrefillDepth:
     }
 
 
-def _chunk(record: Record, header: Header | None) -> int | None:
-    """Most tokens in one pass over the weights: the record's, else the stack's default; None: all."""
-    option = header.options.get("n_ubatch") if header else None
-    found = (record.get("options") or {}).get("n_ubatch") or (option and option.default)
-    return found if isinstance(found, int) else None
-
-
-def _kernel_changes(variant: str, header: Header | None) -> list[tuple[int, str]]:
-    """Known changes of kernel of this variant: the longest pass before, and what follows."""
+def _kernel_changes(record: Record) -> list[tuple[int, str]]:
+    """Known changes of kernel of the variant: the longest pass before, and what follows."""
+    header = stacks().get(record["stack"])
     changes = header.kernel_changes if header else ()
-    return [(each.longest, each.then) for each in changes if each.variant in variant]
+    return [(each.longest, each.then) for each in changes if each.variant in record["variant"]]
 
 
 def _is_seen(found: Prefill, after: int) -> bool:

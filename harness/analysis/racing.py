@@ -117,10 +117,8 @@ class Race:
         alive.sort(key=lambda setting: changes[setting].cost)
         if alive:
             leader = alive[0]
-            behind = {
-                each for each in alive if (change_of(self.differences(each, leader)).ends or (0,))[0] > 0
-            }
-            alive = [each for each in alive if each not in behind][: math.ceil(len(self.remaining) / 2)]
+            alive = [setting for setting in alive if not self._behind(setting, leader)]
+            alive = alive[: math.ceil(len(self.remaining) / 2)]
             if self.ahead(leader) and (last or len(alive) == 1):
                 self.winner = leader
         self.remaining = alive

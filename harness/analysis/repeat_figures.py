@@ -32,6 +32,7 @@ from harness.analysis.line_fit import (
     block_spread,
     blocks,
     differing_halves,
+    fitted,
     interval,
     interval_of_points,
     least_squares,
@@ -182,8 +183,8 @@ def analyse(n: Floats, ms: Floats, control_ms: Floats | None = None, plain: bool
     n, ms = (np.asarray(each[1:], dtype=float) for each in (n, ms))
     if len(ms) < 2:
         return Analysis(empty)
-    drift_free = _without_drift(n - 1, ms, control_ms)
-    freed, second, settled = drift_free.ms, float(ms[0]), float(np.median(ms[SETTLED]))
+    freed, drift = _without_drift(n - 1, ms, control_ms)
+    second, settled = float(ms[0]), float(np.median(ms[SETTLED]))
     late = not plain and len(ms) > FEWEST_LATER and second > max(LATE_SECOND * settled, float(ms[1:].max()))
     if late:
         n, ms, freed = n[1:], ms[1:], freed[1:]
@@ -194,10 +195,10 @@ def analyse(n: Floats, ms: Floats, control_ms: Floats | None = None, plain: bool
     copied = copies(ms)
     known, steady = None if copied else interval(x, freed), robust(x, freed)
     shape = shape_of(n, freed, known)
-    known = known and drift_free.widened(known)
+    known = drift.widened(known) if known and drift else known
     halves = None if copied else differing_halves(x, freed)
     rate, has_edges = float(1e3 / ms.mean()), len(ms) + 1 >= 2 * EDGE_TOKENS
-    identifiable = _identifiable(known, shape, level) and not drift_free.explains_rise
+    identifiable = _identifiable(known, shape, level) and not (drift and drift.explains_rise)
     figures: Figures = {
         **empty,
         **line_figures(line, known, identifiable),
@@ -220,7 +221,7 @@ def analyse(n: Floats, ms: Floats, control_ms: Floats | None = None, plain: bool
         figures |= {"plain_B_ms": every.B_ms, "plain_W_tokens_per_ms": every.W_tokens_per_ms}
     return Analysis(
         figures,
-        drift_free.drift,
+        drift,
         shape,
         second_ms=second,
         settled_ms=settled,
@@ -332,13 +333,10 @@ def _bends_up(x: Floats, ms: Floats) -> bool:
     if len(ms) < 5 * BLOCK:
         return False
     centres, medians = blocks(x).mean(axis=1), np.median(blocks(ms), axis=1)
-    z = (centres - centres.mean()) / np.ptp(centres)
-    terms = np.vander(z, 3)
-    inverse_of_squares = np.linalg.inv(terms.T @ terms)
-    found = inverse_of_squares @ terms.T @ medians
-    residuals = medians - terms @ found
-    variance = float(residuals @ residuals) / (len(medians) - 3) * float(inverse_of_squares[0, 0])
-    return bool(found[0] > BENT * np.sqrt(variance))
+    (curvature, *_), (error, *_), _ = fitted(
+        np.vander((centres - centres.mean()) / np.ptp(centres), 3), medians
+    )
+    return bool(curvature > BENT * error)
 
 
 def both_flat(shape: Shape, level: float) -> bool:
@@ -424,10 +422,13 @@ EXPLAINED = 0.25  # share of the line's rise that drift may explain, for W to be
 @dataclass(frozen=True)
 class Drift:
     """`share`: rise of latency from the first window to the second, as a fraction; `half`: of its 95%
-    interval."""
+    interval. `moved`: the line that a drift of 1 would add. `explains_rise`: it is so large a part of the
+    line's rise that W is not identifiable."""
 
     share: float
     half: float
+    moved: Line
+    explains_rise: bool
 
     @property
     def ends(self) -> list[float]:
@@ -437,55 +438,31 @@ class Drift:
     def significant(self) -> bool:
         return abs(self.share) > self.half
 
-
-def measured(before: Floats, after: Floats) -> Drift | None:
-    """The drift between latencies of the same tokens, before and after; null for fewer than 48. Medians of
-    16 ratios ignore spikes; Student's t over the medians."""
-    count = min(len(before), len(after))
-    if count < FEWEST_MEANS * MEANS_OF:
-        return None
-    logs = np.median(blocks(np.log(after[:count] / before[:count]), MEANS_OF), axis=1)
-    share = math.expm1(float(logs.mean()))
-    return Drift(share, (1 + share) * students_half(logs))
-
-
-@dataclass(frozen=True)
-class _DriftFree:
-    """Latencies in ms without the machine's drift. `moved`: the line that a drift of 1 would add to them.
-    `explains_rise`: the drift is so large a part of the rise that W is not identifiable."""
-
-    ms: Floats
-    drift: Drift | None = None
-    moved: Line | None = None
-    explains_rise: bool = False
-
     def widened(self, known: Interval) -> Interval:
         """The interval, wider by what an error of the drift moves the line."""
-        if self.drift is None or self.moved is None:
-            return known
-        half = self.drift.half
         return replace(
             known,
-            B_half_ms=math.hypot(known.B_half_ms, half * self.moved.B_ms),
-            slope_half_ms=math.hypot(known.slope_half_ms, half * self.moved.slope_ms),
+            B_half_ms=math.hypot(known.B_half_ms, self.half * self.moved.B_ms),
+            slope_half_ms=math.hypot(known.slope_half_ms, self.half * self.moved.slope_ms),
         )
 
 
-def _without_drift(x: Floats, ms: Floats, control_ms: Floats | None) -> _DriftFree:
-    """The latencies as they are without enough tokens of `control_ms`."""
-    if control_ms is None or len(control_ms) > len(ms) or (drift := measured(ms, control_ms)) is None:
-        return _DriftFree(ms)
-    passed = _passed(ms, len(control_ms), float(ms.mean()))
-    steady = ms / (1 + drift.share * passed)
-    rise = least_squares(x, ms).slope_ms * float(np.ptp(x))
-    explains_rise = abs(drift.share) * float(np.median(ms)) > EXPLAINED * abs(rise)
-    return _DriftFree(steady, drift, least_squares(x, steady * passed), explains_rise)
-
-
-def _passed(ms: Floats, window: int, step_ms: float) -> Floats:
-    """Time at each token since the first, over the time from one window's middle to that of the other."""
+def _without_drift(x: Floats, ms: Floats, control_ms: Floats | None) -> tuple[Floats, Drift | None]:
+    """The latencies without the drift, and the drift; as they are without 48 tokens decoded again. Medians
+    of 16 ratios of the same token's latencies ignore spikes; Student's t over the medians."""
+    if control_ms is None or not FEWEST_MEANS * MEANS_OF <= len(control_ms) <= len(ms):
+        return ms, None
+    count = len(control_ms)
+    logs = np.median(blocks(np.log(control_ms / ms[:count]), MEANS_OF), axis=1)
+    share = math.expm1(float(logs.mean()))
+    # Time at each token since the first, over the time from one window's middle to that of the other.
     at = np.cumsum(ms)
-    return np.asarray(at / (at[-1] + step_ms * window / 2 - at[:window].mean()))
+    passed = at / (at[-1] + float(ms.mean()) * count / 2 - at[:count].mean())
+    steady = ms / (1 + share * passed)
+    rise = least_squares(x, ms).slope_ms * float(np.ptp(x))
+    explains_rise = abs(share) * float(np.median(ms)) > EXPLAINED * abs(rise)
+    moved = least_squares(x, steady * passed)
+    return steady, Drift(share, (1 + share) * students_half(logs), moved, explains_rise)
 
 
 # 95% confidence intervals of a cell's figures, with the spread estimated over its whole campaign. Pure.
@@ -644,27 +621,20 @@ def _figures(
     slope: tuple[float, float] | None,
 ) -> CellFigures:
     """A lone repeat keeps the intervals of its own where its campaign gives none."""
-    last, several = cell[-1], len(cell) > 1
-    mean = _mean(cell, "slope_ms")
+    alone = cell[0] if len(cell) == 1 else None
+    slope_ms = _mean(cell, "slope_ms")
     found: CellFigures = {
-        "B_ms": _mean(cell, "B_ms") if several else last["B_ms"],
-        "B_ci95_ms": None if several else last["B_ci95_ms"],
-        "slope_ms": mean,
-        "slope_ci95_ms": None if several else last["slope_ci95_ms"],
-        "W_tokens_per_ms": None if several else last["W_tokens_per_ms"],
-        "W_ci95": None if several else last["W_ci95"],
-        "W_identifiable": all(row["W_identifiable"] for row in cell),
-        "tokens_per_s_ci95": None if several else last["tokens_per_s_ci95"],
+        "B_ms": _mean(cell, "B_ms"),
+        "B_ci95_ms": [*B] if B else alone and alone["B_ci95_ms"],
+        "slope_ms": slope_ms,
+        "slope_ci95_ms": [*slope] if slope else alone and alone["slope_ci95_ms"],
+        "W_tokens_per_ms": alone and alone["W_tokens_per_ms"],
+        "W_ci95": inverse(slope) if slope else alone and alone["W_ci95"],
+        "W_identifiable": all(row["W_identifiable"] for row in cell) and (slope is None or slope[0] > 0),
+        "tokens_per_s_ci95": [*rate] if rate else alone and alone["tokens_per_s_ci95"],
     }
-    if mean is not None and mean > 0:
-        found["W_tokens_per_ms"] = 1 / mean
-    if B:
-        found["B_ci95_ms"] = list(B)
-    if rate:
-        found["tokens_per_s_ci95"] = list(rate)
-    if slope:
-        found |= {"slope_ci95_ms": list(slope), "W_ci95": inverse(slope)}
-        found["W_identifiable"] &= slope[0] > 0
+    if slope_ms is not None and slope_ms > 0:
+        found["W_tokens_per_ms"] = 1 / slope_ms
     return found
 
 

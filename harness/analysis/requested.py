@@ -8,7 +8,7 @@ from harness.analysis import served
 from harness.analysis.warnings import Flag, Warnings
 from harness.base.text import plural
 from harness.records.kinds import Record, done_of, loaded_of, served_elsewhere
-from harness.records.parts import Misplaced, Placed, StackFacts
+from harness.records.parts import Placed, StackFacts
 from harness.stacks.header import Options
 
 ELSEWHERE = ("cpu", "meta", "disk")  # not on a GPU; on a CPU only the first is correct
@@ -42,7 +42,13 @@ def placement_mismatches(device: str, options: Options, facts: StackFacts) -> li
     operations without a kernel for the GPU: llama.cpp runs them on the CPU, whatever it reports of layers.
     Its graph is split at each change of device."""
     if misplaced := (facts.get("placement") or Placed(misplaced=[]))["misplaced"]:
-        return [_misplaced(misplaced)]
+        where = [
+            f"{each['tensor']} ({each['asked']} was requested, {each['found'] or 'its layer'} has it)"
+            for each in misplaced[:NAMES_SHOWN]
+        ]
+        more = ", ..." if len(misplaced) > NAMES_SHOWN else ""
+        tensors = plural(len(misplaced), "tensor")
+        return [Warnings.misplaced.flag(tensors=tensors, where=", ".join(where) + more)]
     wrong: Sequence[str]
     if device == "cpu":
         wrong = ELSEWHERE[1:]
@@ -63,17 +69,6 @@ def placement_mismatches(device: str, options: Options, facts: StackFacts) -> li
     if facts.get("placement") or device == "cpu" or splits <= OFFLOADED_SPLITS:
         return []  # with a placement the graph is split on purpose
     return [Warnings.operations_on_cpu.flag(splits=splits, all_on_gpu=OFFLOADED_SPLITS)]
-
-
-def _misplaced(misplaced: Sequence[Misplaced]) -> Flag:
-    """The tensors that are in another buffer than the requested one."""
-    where = [
-        f"{each['tensor']} ({each['asked']} was requested, {each['found'] or 'its layer'} has it)"
-        for each in misplaced[:NAMES_SHOWN]
-    ]
-    more = ", ..." if len(misplaced) > NAMES_SHOWN else ""
-    tensors = plural(len(misplaced), "tensor")
-    return Warnings.misplaced.flag(tensors=tensors, where=", ".join(where) + more)
 
 
 def other_kernels(facts: StackFacts) -> list[Flag]:

@@ -222,14 +222,11 @@ def energy(record: Record) -> EnergySpent:
     if reason := _no_figure(spent, domains, sensors["interval_ms"] / 1e3, meter.window_s):
         return no_energy(reason, source, window_s)
     joules, idle = sum(each["joules"] or 0.0 for each in domains), record.get("idle_power")
-    return {
+    return no_energy(None, source, window_s) | {
         "joules": joules,
         "joules_above_idle": joules - idle["watts"] * window_s if idle else None,
-        "window_s": window_s,
         "tokens": spent["tokens"],
         "idle_watts": idle["watts"] if idle else None,
-        "source": source,
-        "reason": None,
     }
 
 

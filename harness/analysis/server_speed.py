@@ -9,7 +9,7 @@ from pathlib import PurePosixPath, PureWindowsPath
 
 from harness.analysis import traffic
 from harness.analysis.columns import ServerRow
-from harness.analysis.served import ON_GPU
+from harness.analysis.served import ALIKE, ON_GPU
 from harness.base.text import is_this_machine, list_named, shortened
 from harness.records.kinds import Record, done_of, loaded_of, served_elsewhere
 from harness.records.measured import Counters
@@ -19,7 +19,6 @@ from harness.theory.decoder import Decoder
 from harness.theory.known_models import Known
 from harness.theory.names import NotUnderstood
 
-ALIKE = 0.02  # of the number of parameters: a GGUF may leave out or add padding
 IN_WORDS = 0.05  # of the same in the server's words, as 8.2B
 WITH_VISION = 0.15  # more than those of the text model, where it can read images
 WIDEST = 33.0  # bits of a weight with its scales; a size that gives more is of something else
@@ -91,28 +90,22 @@ def _needs(record: Record, served: Served) -> tuple[floors.Demand, float]:
             if abs(more) <= tolerance and size and size * 8 / own < WIDEST:
                 return floors.demand_of_bits(made, size * 8 / own), size
             if -tolerance <= more <= max(tolerance, WITH_VISION):
-                needs = _of_type(made, loaded_of(record).get("quant") or quant or _of_checkpoint(served))
+                quant = loaded_of(record).get("quant") or quant
+                file = served.get("file") or served["model"]
+                if quant is None and served["api"] == "vllm" and not base_shapes.formats(file):
+                    quant = "bf16"  # vLLM loads a checkpoint as it is stored, unless its name says otherwise
+                if quant is None:
+                    hint = "add it, as in --model qwen3-8b:q4_k_m"
+                    raise _Unknown(f"the server does not report its quantization: {hint}")
+                if quant not in tensors.ALL_QUANTS:
+                    raise _Unknown(f"the size of {shortened(quant)} is not known: {_BY_NAME}")
+                needs = floors.demand_of_tensors(made, tensors.quantized(made, quant))
                 return needs, needs.resident_bytes
     if tried:
         raise _Unknown(f"{tried}: {_BY_NAME}")
     if size and served.get("experts") == 0 and counted and size * 8 / counted < WIDEST:
         return floors.Demand(0, 0, size, 0, 0), size
     raise _Unknown(f"the server does not report what a token reads: {_BY_NAME}")
-
-
-def _of_type(made: Decoder, quant: str | None) -> floors.Demand:
-    """Raises _Unknown."""
-    if quant is None:
-        raise _Unknown("the server does not report its quantization: add it, as in --model qwen3-8b:q4_k_m")
-    if quant in tensors.ALL_QUANTS:
-        return floors.demand_of_tensors(made, tensors.quantized(made, quant))
-    raise _Unknown(f"the size of {shortened(quant)} is not known: {_BY_NAME}")
-
-
-def _of_checkpoint(served: Served) -> str | None:
-    """vLLM loads a checkpoint as it is stored: in 16 bits, unless its name says otherwise."""
-    name = served.get("file") or served["model"]
-    return "bf16" if served["api"] == "vllm" and not base_shapes.formats(name) else None
 
 
 def _named(text: str) -> tuple[Decoder, str | None] | None:
@@ -162,10 +155,8 @@ def _memory(record: Record, size: float, measured_bytes_per_s: float | None) -> 
     return 1 / (part / rate + (1 - part) / measured_bytes_per_s), f"{by}, the rest from {main}"
 
 
-# Why it may be slow: only what the server reports.
-
-
 def _causes(record: Record, served: Served) -> Iterator[str]:
+    """Why it may be slow: only what the server reports."""
     on_gpu = served.get("gpu_share")
     is_here = is_this_machine((record.get("options") or {}).get("url") or "")
     has_gpu = bool(record["machine"].get("gpus")) or not is_here

@@ -101,9 +101,6 @@ def notes(record: Record) -> list[Flag]:
     return raised
 
 
-# Greedy ids with and without guesses.
-
-
 def group(record: Record) -> str:
     """Equal for cells that differ in their guesses alone: machine, stack, weights, options, workload."""
     given = record.get("options") or {}
@@ -141,9 +138,6 @@ def compared_ids(record: Record, times: TokenTimes, other: tuple[Record, TokenTi
 def _ids(record: Record) -> int:
     counters = done_of(record).get("counters") or {}
     return min(record["tokens"], counters.get("piece_tokens", record["tokens"]))
-
-
-# Theory: what a pass costs, and what it gains.
 
 
 def speed_up(length: float, guesses: float, decode_ms: float, verify_ms: float, draft_ms: float) -> float:

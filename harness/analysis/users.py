@@ -53,7 +53,7 @@ def _rounds(found: Sequence[Columns]) -> dict[int, list[Round]]:
 
 
 def _row(users: int, rounds: Sequence[Round]) -> UsersRow:
-    queued = any(map(_queued, rounds))
+    queued = any(bool(each["ttft_ms"].max() > each["last_ms"].min()) for each in rounds)
     together = [] if queued else [rate for each in rounds if (rate := _together(each)) is not None]
     tpot = [_tpot_ms(each) for each in rounds]
     fair = [float(each.min() / each.max()) for each in tpot if len(each) and each.max() > 0]
@@ -90,20 +90,14 @@ def _tpot_ms(each: Round) -> Floats:
     return took
 
 
-def _queued(each: Round) -> bool:
-    return bool(each["ttft_ms"].max() > each["last_ms"].min())
-
-
 def _percentiles(values: Floats) -> Percentiles:
     middle, p90, p99 = map(float, np.percentile(values, [50, 90, 99]))
     return {"median": middle, "p90": p90, "p99": p99}
 
 
-# Theory: weights read once per step, KV cache read and tokens computed for each user.
-
-
 def limit(record: Record, bandwidth: float | None) -> UsersLimit | None:
-    """By the data sheet; where that is unknown, by the measured bandwidth. None for other workloads, and
+    """What theory allows, with weights read once per step, and KV cache read and tokens computed for each
+    user: by the data sheet; where that is unknown, by the measured bandwidth. None for other workloads, and
     where neither or the model's bytes are known."""
     needs, ceiling = traffic.batch_demand(record), traffic.prefill_ceiling(record)
     concurrency = record["workload"].get("concurrency")
@@ -124,9 +118,6 @@ def limit(record: Record, bandwidth: float | None) -> UsersLimit | None:
 def _middle(record: Record) -> int:
     """The mean position of decode steps."""
     return record["workload"]["prompt_tokens"] + record["workload"]["new_tokens"] // 2
-
-
-# What makes its rows wrong, and what to know about them.
 
 
 def faults(record: Record, table: Columns, bandwidth: float | None) -> list[Flag]:

@@ -1,7 +1,8 @@
 """Is a record's measurement valid? Its status, the reasons why not, and notes on it. Pure.
 
-Conditions of validity are tables of functions. Each yields flags with the numbers that it saw; what a flag
-says, what it invalidates and what to do is in warnings.py.
+Conditions of validity are two tables of functions, for finished repeats and for any. Each yields flags with
+the numbers that it saw, faults and notes; what a flag says, what it invalidates and what to do is in
+warnings.py.
 """
 
 from __future__ import annotations
@@ -13,13 +14,11 @@ from harness.analysis import (
     depth,
     disturbances,
     flags,
-    gpu_sharing,
     prefill,
     prefill_rows,
     requested,
     served,
     speculation,
-    throttling,
     traffic,
     users,
 )
@@ -38,8 +37,6 @@ from harness.records.parts import StackFacts
 from harness.records.tables import TokenTimes
 
 USABLE = ("ok", "functional")  # it ran as requested, but the speed of a functional one means nothing
-
-# Reasons why a finished repeat is not one of the requested work, by its record alone.
 
 
 def other_length(record: Record) -> list[Flag]:
@@ -80,7 +77,8 @@ STACK: tuple[Condition, ...] = (
     lambda record: requested.other_options(record["options"], loaded_of(record)),
     compiled,
 )
-CONDITIONS: tuple[Condition, ...] = (*STACK, clock_of_stack, *disturbances.CONDITIONS)
+FINISHED: tuple[Condition, ...] = (*STACK, clock_of_stack, *disturbances.CONDITIONS)
+"""Conditions of a finished repeat."""
 
 
 def faster_than_memory(record: Record, ceiling: float | None) -> Iterator[Flag]:
@@ -89,9 +87,6 @@ def faster_than_memory(record: Record, ceiling: float | None) -> Iterator[Flag]:
     if ceiling is not None and share is not None and share > CEILING_TOLERANCE:
         measured = traffic.spread([*traffic.probed_bytes_per_s([record]), ceiling])
         yield Warnings.memory_faster_than_limit.flag(share=share, measured=measured)
-
-
-# Notes on a repeat, which invalidate none of its figures.
 
 
 def context_past_training(record: Record) -> list[Flag]:
@@ -132,7 +127,7 @@ def where_it_ran(record: Record) -> Iterator[Flag]:
         yield Warnings.cores_of_several_kinds.flag(threads=threads, cores=cores)
 
 
-NOTES: tuple[Condition, ...] = (
+ANY: tuple[Condition, ...] = (
     context_past_training,
     reported_by_stack,
     where_it_ran,
@@ -140,24 +135,21 @@ NOTES: tuple[Condition, ...] = (
     flags.rotary_notes,
     served.notes,
     speculation.notes,
-    throttling.conditions,
-    gpu_sharing.conditions,
+    *disturbances.DEVICE,
 )
+"""Conditions of a repeat, as far as it got."""
 
 
 def notes(record: Record) -> list[Flag]:
     """Notes on a repeat that invalidate none of its figures."""
     finished = record["outcome"] == "ok" and record.get("done")
-    conditions = (*NOTES, *disturbances.NOTES) if finished else NOTES
+    conditions = (*ANY, *FINISHED) if finished else ANY
     return [flag for condition in conditions for flag in condition(record) if flag.invalidates != ALL]
 
 
 def _facts(record: Record) -> StackFacts:
     """What the stack reports after the run, as far as it got."""
     return loaded_of(record) | done_of(record).get("facts_changed", StackFacts())
-
-
-# The verdict.
 
 
 @dataclass(frozen=True)
@@ -178,11 +170,9 @@ def invalid(faults: Sequence[Flag], known: Sequence[str] = ()) -> Verdict:
     return Verdict("invalid", reasons, disturbance_kind(faults), steps)
 
 
-def status(
-    record: Record, ceiling: float | None = None, has_series: bool = True, times: TokenTimes | None = None
-) -> tuple[str, list[str]]:
-    """Status and reasons of `verdict`."""
-    judged = verdict(record, ceiling, has_series, times)
+def status(record: Record) -> tuple[str, list[str]]:
+    """Status and reasons of a record by itself, without its series."""
+    judged = verdict(record)
     return judged.status, judged.reasons
 
 
@@ -211,7 +201,7 @@ def verdict(
         reason = record.get("reason")
         return Verdict(record["outcome"], [reason, *known] if reason else [])
     ceiling = ceiling or traffic.ceiling_bytes_per_s([record])
-    faults = [*faults_of(CONDITIONS, record), *faster_than_memory(record, ceiling)]
+    faults = [*faults_of((*FINISHED, *ANY), record), *faster_than_memory(record, ceiling)]
     faults += [*clock_of_device(record, times), *depth.surface_faults(record, table or {})]
     if table and tables.name_of(record) == "prefill":
         faults += prefill_rows.faster_than_possible(record, prefill.by_depth([table]), ceiling)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from enum import Enum, unique
 
@@ -46,6 +47,9 @@ def _note(cause: str, next_step: str) -> tuple[str, str, None]:
 
 def _disturbed(by: Disturbance, cause: str) -> tuple[str, str, str, Disturbance]:
     return cause, DISTURBANCES[by][1], ALL, by
+
+
+_EFFECTS = {"all": "invalid", "W": "no W", "first token": "no TTFT", "speed": "functional", None: "note"}
 
 
 @unique
@@ -428,6 +432,16 @@ class Warnings(Enum):
     ) -> None:
         self.cause, self.next_step = cause, next_step
         self.invalidates, self.disturbance = invalidates, disturbance
+
+    @property
+    def effect(self) -> str:
+        """What it does to the figures of a repeat, in a word or two."""
+        return "measured again" if self.disturbance else _EFFECTS[self.invalidates]
+
+    @property
+    def sentence(self) -> str:
+        """The cause, with the names of its numbers in braces."""
+        return re.sub(r"{(\w+)[^}]*}", r"{\1}", self.cause)
 
     def flag(self, **numbers: object) -> Flag:
         """The warning with its numbers."""

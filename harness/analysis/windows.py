@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import scipy
 
-from harness.analysis.line_fit import CONFIDENCE, Floats, Line, students_half
+from harness.analysis.line_fit import CONFIDENCE, Floats, Line, fitted, students_half
 
 FEWEST = 3  # windows of a line, and of an interval
 CURVED = 0.01  # p-value of the quadratic term below which a line does not hold
@@ -46,17 +46,17 @@ def analyse_windows(columns: Mapping[str, Sequence[int]]) -> Windows | None:
     depths, x, y = _means(columns)
     if not len(depths):
         return None
-    fitted = _fitted(_powers(x, 1), y) if len(x) >= FEWEST and len(np.unique(depths)) > 1 else None
-    slope = float(fitted[0][1]) if fitted else 0.0
+    of_line = _fitted(_powers(x, 1), y) if len(x) >= FEWEST and len(np.unique(depths)) > 1 else None
+    slope = float(of_line[0][1]) if of_line else 0.0
     found = Windows(
         tuple(_at(int(d), x[depths == d], y[depths == d], slope) for d in np.unique(depths)),
         float(y.mean()),
         len(columns["n"]),
         max(columns["n"]),
     )
-    if fitted is None:
+    if of_line is None:
         return found
-    (B, slope), errors, freedom = fitted
+    (B, slope), errors, freedom = of_line
     half = scipy.special.stdtrit(freedom, (1 + CONFIDENCE) / 2) * errors
     return replace(
         found,
@@ -93,16 +93,8 @@ def _powers(x: Floats, degree: int) -> Floats:
 
 
 def _fitted(terms: Floats, y: Floats) -> tuple[Floats, Floats, int]:
-    """Coefficients of terms [point, term], their standard errors and degrees of freedom; errors count
-    relative to the latency."""
-    scale = np.abs(terms).max(axis=0)
-    scale[scale == 0] = 1
-    weighted, freedom = terms / scale / y[:, None], max(len(y) - terms.shape[1], 1)
-    inverse = np.linalg.pinv(weighted.T @ weighted)
-    found = inverse @ weighted.T @ np.ones(len(y))
-    left = 1 - weighted @ found
-    errors = np.sqrt(np.diag(inverse) * (left @ left) / freedom)
-    return found / scale, errors / scale, freedom
+    """The fit of terms [point, term] where errors count relative to the latency."""
+    return fitted(terms / y[:, None], np.ones(len(y)))
 
 
 def bends(x: Sequence[Floats], y: Sequence[Floats]) -> bool:

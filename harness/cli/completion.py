@@ -7,6 +7,7 @@ import shlex
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
+from harness.analysis.warnings import Warnings
 from harness.base import data
 from harness.cli import OK
 from harness.cli.theory_options import THIS
@@ -23,6 +24,7 @@ NAMES: dict[str, Callable[[], list[str]]] = {  # of options, and of arguments by
     "--models": lambda: [*Known()],
     "--quant": lambda: [*ALL_QUANTS],
     "--stacks": lambda: [*stacks()],
+    "CODE": lambda: [*Warnings.__members__],
     "CONFIG": lambda: [*data.config_names(), FILES],
     **dict.fromkeys(("MODEL|CONFIG", "A", "B"), lambda: [*data.config_names(), *SHAPES, FILES]),
     "stack": lambda: [*stacks()],

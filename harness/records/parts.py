@@ -547,7 +547,7 @@ class Conditions(TypedDict):
     pressure: NotRequired[dict[str, Number]]
     """of the whole machine: paging, stalls, steal; and throttling by quotas, of the harness's cgroups"""
     worker_pressure: NotRequired[dict[str, Number]]
-    """of the worker's own cgroup, empty without one; in older records `pressure` has the cgroup's counters"""
+    """of the worker's own cgroup, empty without one"""
     cpu_time: NotRequired[CpuTime]
     """missing in older records, where nothing was timed, and of simulated time"""
 

@@ -1,0 +1,30 @@
+"""`harness explain`: print what a warning says, what it does to the figures, and what to do."""
+
+from __future__ import annotations
+
+import argparse
+
+from harness.analysis.warnings import DISTURBANCES, Warnings
+from harness.cli import OK, Mistake
+from harness.cli.options import unknown
+
+
+def add(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "code",
+        nargs="*",
+        help="as rows, pages and --fail-on have it: page_faults (default: all)",
+        metavar="CODE",
+    )
+
+
+def run(arguments: argparse.Namespace) -> int:
+    for code in arguments.code:
+        if code not in Warnings.__members__:
+            raise Mistake(unknown("code", code, Warnings.__members__, "harness explain prints all"))
+    for warning in [Warnings[code] for code in arguments.code] or Warnings:
+        again = f": {DISTURBANCES[warning.disturbance][0]}" if warning.disturbance else ""
+        print(f"{warning.name}: {warning.sentence}")
+        print(f"  effect: {warning.effect}{again}")
+        print(f"  next step: {warning.next_step}")
+    return OK

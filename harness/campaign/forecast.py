@@ -293,7 +293,7 @@ LOGITS_HELD = 2 * 4  # bytes a logit: a window's, float32, as the stack has them
 
 @dataclass(frozen=True)
 class Device:
-    """The device of a config. `family`: cpu, cuda, ...; `name`: as messages name it. Null: not known.
+    """The device of a config. `family`: cpu, cuda, ...; `name`: as messages name it. None: not known.
     `absent`: why it is not on this machine. `free_bytes`: free memory, where `memory_bytes` is a budget.
     `reserve_bytes`: memory that a model cannot use, `reserve_for`: for what. `bytes_per_s`, `flops`: a known
     GPU's bandwidth, and the rate of its data sheet for products of 16 bits."""
@@ -326,7 +326,7 @@ class Forecast:
     the memory budget is unavailable or too small for the weights; `too_deep`: why a workload of timed rows is
     refused for its depth; one sentence each. `sides`: of weights on a GPU, whose memory this is, and on its
     host CPU, which needs `host_bytes`. `held`: weights and KV cache on both; `static_n_ctx`: length of a
-    static cache, which every step reads whole. Null: not known; `no_room` is also None if it `fits`.
+    static cache, which every step reads whole. None: not known; `no_room` is also None if it `fits`.
     `weights`: the weights on this machine that the estimate is for."""
 
     cell: Cell
@@ -348,7 +348,7 @@ class Forecast:
         self, bytes_per_s: float | None, flops: float | None = None
     ) -> tuple[float | None, float | None]:
         """Seconds of one repeat, and those of them that fill its context, where the device reads and computes
-        at these rates; only a decode needs no `flops`. Null: not known."""
+        at these rates; only a decode needs no `flops`. None: not known."""
         held, workload = self.held, self.cell.workload
         # Where the stack is only functional, bandwidth does not bound the time.
         functional = self.device.family in self.cell.header.functional or machine.facts()["emulated"]

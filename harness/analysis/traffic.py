@@ -307,10 +307,8 @@ def _mean_kv_bytes(record: Record, step: floors.Demand) -> float:
     """Mean bytes of KV cache that a decode step attends to, and of states that it reads and writes."""
     kv_read, length = _reading(record)
     steps, first = record["tokens"] - 1, record["workload"]["prompt_tokens"]
-    # Neither padding nor copies are attended to.
-    of_stack = kv_read if kv_read in ("full", "window") else "grows"
-    together = floors.Pass(steps, first, kv_read=of_stack, length=length, kv_block=1)
-    work = floors.cost(step, together)
+    attended = kv_read if kv_read in ("full", "window") else "grows"  # neither padding nor copies
+    work = floors.cost(step, floors.Pass(steps, first, kv_read=attended, length=length, kv_block=1))
     return work.cache / steps + work.states
 
 

@@ -379,7 +379,7 @@ class Here:
         if cell.scores and cell.source and cell.source.kind == "synthetic":
             refused.append(RANDOM)
         fails = [each.reason for each in found.broken if not each.refuses] + source.lacks
-        fails = list(dict.fromkeys([*fails, *([source.no_space] if source.no_space else [])]))
+        fails = list(dict.fromkeys(reason for reason in (*fails, source.no_space) if reason))
         problems = [f"will be refused: {reason}" for reason in refused]
         problems += [f"will fail: {reason}" for reason in fails]
         problems += [found.no_room] if found.no_room and not found.too_deep else []
@@ -396,7 +396,11 @@ class Here:
             figures = PPL_AND_KLD[has_reference]
         bytes_per_s, flops = self._rates(cell)
         takes_s, fill_s = found.duration(bytes_per_s, flops)
-        knows_time = takes_s is not None and bytes_per_s is not None
+        warm_up_s, least_s = 0.0, None
+        if takes_s is not None and bytes_per_s:
+            warm_up_s = found.longest_warm_up_s(self._warmup, bytes_per_s)
+        elif takes_s is None and device.bytes_per_s:
+            least_s, _ = found.duration(device.bytes_per_s, device.flops)
         line = {
             "cell": cell.id,
             "weights": source.words,
@@ -407,7 +411,7 @@ class Here:
             "weights_on_cpu_bytes": sides and sides.cpu_bytes,
             "most_tokens_per_s": ceiling,
             "seconds": takes_s,
-            "warm_up_seconds": found.longest_warm_up_s(self._warmup, bytes_per_s or 0) if knows_time else 0.0,
+            "warm_up_seconds": warm_up_s,
             "fill_seconds": fill_s,
             "figures": figures,
             "will_fail": fails,
@@ -417,8 +421,5 @@ class Here:
             "interpreter": None if device.absent else _interpreter(cell.header, device.family),
             "note": "; ".join(notes) or None,
         }
-        least_s = None
-        if takes_s is None and device.bytes_per_s:
-            least_s, _ = found.duration(device.bytes_per_s, device.flops)
         times = repeats if by_rounds else cell.workload.repeated(repeats)
         return Row(cell, line, times, least_s, problems)

@@ -337,10 +337,8 @@ def choices(
             needs = floors.demand_of_tensors(made, form.tensors, bits)
             of_token = decoder.kv_elements_per_token(made) * bits / 8
             held = Model(made, needs.resident_bytes, needs.embedding_bytes, of_token)
-            fit, ideal = (
-                _fit(engine, held, memory_bytes - reserve_bytes, context),
-                _fit(Ideal(), held, memory_bytes, context),
-            )
+            fit = _fit(engine, held, memory_bytes - reserve_bytes, context)
+            ideal = _fit(Ideal(), held, memory_bytes, context)
             ceiling = Ceiling(bytes_per_s or math.inf, math.inf)
             first_s, then_s = (floors.decode_floor_s(needs, ceiling, n) for n in (1, context))
             fits = fit["spare_bytes"] >= 0

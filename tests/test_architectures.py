@@ -14,7 +14,7 @@ from harness.base import data
 from harness.theory import decoder, floors
 from harness.theory.architectures import decoder_of
 from harness.theory.decoder import Decoder, distinct_share
-from harness.theory.floors import Ceiling
+from harness.theory.floors import Ceiling, Demand, Pass, cost
 from harness.theory.hf_config import ConfigJsonError, NoShape
 from harness.theory.known_models import config_of
 from harness.theory.tensors import quantized
@@ -94,9 +94,10 @@ def test_a_token_computes_with_its_experts_alone():
 def test_more_tokens_read_more_experts_until_they_read_all():
     needs = floors.demand_of_bits(decoder_of(MIXTRAL), 16)
     idle = needs.expert_bytes * 3 / 4
-    assert needs.read_by(1) == needs.layer_bytes
-    assert needs.read_by(2) == pytest.approx(needs.layer_bytes + needs.expert_bytes * (7 / 16 - 1 / 4))
-    assert needs.read_by(1000) == pytest.approx(needs.layer_bytes + idle)
+    step = needs.weight_bytes_per_token
+    assert weights(needs, 1) == step
+    assert weights(needs, 2) == pytest.approx(step + needs.expert_bytes * (7 / 16 - 1 / 4))
+    assert weights(needs, 1000) == pytest.approx(step + idle)
     assert needs.resident_bytes == needs.layer_bytes + idle + needs.lm_head_bytes + needs.embedding_bytes
 
 
@@ -104,9 +105,8 @@ def test_a_mixture_is_bound_by_compute_where_a_pass_computes_as_long_as_it_reads
     needs, ceiling = floors.demand_of_bits(made("qwen3-30b-a3b"), 4), Ceiling(1e12, 165e12)
     ridge = floors.prefill_ridge(needs, ceiling)
     assert ridge is not None
-    before, after = (floors.pass_work(needs, n) for n in (math.floor(ridge), math.ceil(ridge)))
-    assert before[1] / ceiling.flops < before[0] / ceiling.bytes_per_s
-    assert after[1] / ceiling.flops >= after[0] / ceiling.bytes_per_s
+    before, after = (ceiling.excess_s(cost(needs, Pass(n))) for n in (math.floor(ridge), math.ceil(ridge)))
+    assert before < 0 <= after
     dense = replace(needs, experts=0)
     assert ridge > 2 * (floors.prefill_ridge(dense, ceiling) or math.inf)
     slow = Ceiling(1e12, 20e12)
@@ -115,8 +115,38 @@ def test_a_mixture_is_bound_by_compute_where_a_pass_computes_as_long_as_it_reads
     assert alone is not None
     assert knees[0] > alone  # where every token reads the cache again
     batch = floors.compute_bound_batch(needs, ceiling)
-    read = needs.read_by(batch) + needs.lm_head_bytes
-    assert needs.flops_per_token * batch / ceiling.flops == pytest.approx(read / ceiling.bytes_per_s)
+    reading_s = weights(needs, batch) / ceiling.bytes_per_s
+    assert needs.flops_per_token * batch / ceiling.flops == pytest.approx(reading_s)
+
+
+def weights(needs: Demand, tokens: float) -> float:
+    return cost(needs, Pass(tokens)).weights
+
+
+def test_a_state_is_read_and_written_by_each_pass_of_each_user_and_counts_toward_every_crossing():
+    needs, ceiling = floors.demand_of_bits(made("qwen3-next-80b-a3b"), 4), Ceiling(1e12, 165e12)
+    states = sum(cache.state * layers for cache, layers in decoder.kinds(made("qwen3-next-80b-a3b")).items())
+    assert needs.state_bytes == 4 * states > 0
+    for step in (Pass(), Pass(depth=5000), Pass(512), Pass(512, kv_block=1)):
+        assert cost(needs, step).states == 8 * states
+    assert cost(needs, Pass(users=7)).states == 7 * 8 * states
+    none = replace(needs, state_bytes=0.0)
+    assert cost(needs, Pass()).bytes == cost(none, Pass()).bytes + 8 * states
+    moved_s = 8 * states / ceiling.bytes_per_s
+    for floor_s, times in (
+        (lambda of: floors.decode_floor_s(of, ceiling, 1000), 1),
+        (lambda of: floors.B_s(of, ceiling), 1),
+        (lambda of: floors.B_s(of, ceiling, "full", 1000), 1),
+        (lambda of: floors.batch_floor_s(of, ceiling, 3, 1000), 3),
+        (lambda of: floors.prefill_floor_s(of, ceiling, 30, chunk=10), 3),
+    ):
+        assert floor_s(needs) - floor_s(none) == pytest.approx(times * moved_s)
+    for crossing in (
+        lambda of: (floors.prefill_knees(of, Ceiling(1e12, 20e12)) or [0])[0],
+        lambda of: floors.prefill_ridge(of, ceiling),
+        lambda of: floors.compute_bound_users(of, Ceiling(1e12, 10e12), 1),
+    ):
+        assert crossing(needs) > crossing(none) > 1
 
 
 def test_latency_has_a_slope_of_its_own_up_to_each_window_and_none_where_nothing_grows():

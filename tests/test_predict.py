@@ -16,7 +16,7 @@ from harness.recommend.examples import of_line
 from harness.recommend.speed import SHIPPED, Predictor, Terms, _Attention, fitted_terms, read_s, shipped
 from harness.recommend.traits import DENSE, EXPERTS, GGML, TORCH, Example, Range, Traits
 from harness.theory import public_speeds
-from harness.theory.floors import Reach, attended
+from harness.theory.floors import Demand, Pass, Reach, cost
 
 CARD = Traits(
     group="llamacpp",
@@ -214,6 +214,9 @@ def test_pairs_of_a_prompt_are_those_that_each_query_attends_to():
 
     def summed(reach: Reach, tokens: int) -> float:
         return sum(attended(reach, n) * reach.flops for n in range(1, tokens + 1))
+
+    def attended(reach: Reach, n: int) -> float:
+        return cost(Demand(0, 0, 0, 0, 0, (reach,)), Pass(depth=n - 1)).cache
 
     for reach in (Reach(1, 3), Reach(1, 3, window=10), Reach(1, 3, window=10, chunked=True)):
         for tokens in (1, 9, 10, 11, 25, 40):

@@ -16,7 +16,7 @@ from harness.analysis.prefill import Prefill, analyse
 from harness.records.files import write_columns
 from harness.report import page
 from harness.theory import floors
-from harness.theory.floors import Ceiling, Demand, Reach
+from harness.theory.floors import Ceiling, Demand, Pass, Reach, cost
 
 SWEEP = np.unique(np.geomspace(1, 8192, 48).round())
 DENSE = np.arange(1.0, 501.0)
@@ -176,18 +176,16 @@ def test_theorys_ridge_is_where_its_least_time_leaves_the_reading_of_weights(lm_
     ceiling = Ceiling(1e12, 2e14)
     ridge = floors.prefill_ridge(demand, ceiling, lm_head)
     for n in (int(ridge), int(ridge) + 1):
-        read, flops = floors.pass_work(demand, n, 0, lm_head)
-        assert (flops / ceiling.flops > read / ceiling.bytes_per_s) == (n > ridge)
-        least = floors.prefill_floor_s(demand, ceiling, n, lm_head)
-        assert least == pytest.approx(max(read / ceiling.bytes_per_s, flops / ceiling.flops))
+        work = cost(demand, Pass(n, outputs=n if lm_head == "every" else 1))
+        assert (work.flops / ceiling.flops > work.bytes / ceiling.bytes_per_s) == (n > ridge)
+        assert floors.prefill_floor_s(demand, ceiling, n, lm_head) == ceiling.least_s(work)
 
 
 def test_a_pass_at_depth_attends_to_what_the_cache_holds():
     demand = Demand(10**9, 10**8, 2e9, 2e8, 2e8, (Reach(1e5, 4e5),))
-    whole, before = floors.pass_work(demand, 300), floors.pass_work(demand, 200)
-    read, flops = floors.pass_work(demand, 100, depth=200)
-    assert read == whole[0]
-    assert flops == pytest.approx(whole[1] - before[1] + 2 * demand.lm_head_params)
+    whole, before, after = (cost(demand, each) for each in (Pass(300), Pass(200), Pass(100, depth=200)))
+    assert after.bytes == whole.bytes
+    assert after.flops == pytest.approx(whole.flops - before.flops + 2 * demand.lm_head_params)
 
 
 def test_a_model_in_two_memories_has_no_mbu_of_prefill():

@@ -92,7 +92,7 @@ def test_a_published_table_says_first_whether_its_cells_agree_and_which_do_not(h
     assert any(
         "kv_cache, 110B, kv_params_per_1024_tokens_mi: 160, printed as 128 (" in line for line in differ
     )
-    assert harness("theory", "--published", "llama_ratios").err == ""
+    assert harness("theory", "--published", "llama_speeds").err == ""
 
 
 def test_si_units_are_the_data_sheets(harness):
@@ -117,7 +117,7 @@ DEMANDS = st.builds(
     lm_head_bytes=st.floats(0, 2e5),
     embedding_bytes=st.just(0),
     reaches=st.lists(
-        st.builds(Reach, st.floats(1, 2000), st.floats(1, 3000), st.none() | st.integers(1, 300)),
+        st.builds(Reach, st.floats(1, 2000), st.floats(1, 3000), st.none() | st.integers(1, 80)),
         min_size=1,
         max_size=3,
     ).map(tuple),
@@ -126,7 +126,7 @@ DEMANDS = st.builds(
 
 
 @given(DEMANDS, st.floats(0.2, 200), st.sampled_from(["every", "last"]))
-@example(Demand(1000, 0, 2000.0, 0.0, 0, (Reach(2.0, 1.0, 400),)), 5.0, "every")
+@example(Demand(100, 0, 200.0, 0.0, 0, (Reach(2.0, 1.0, 40),)), 5.0, "every")
 @example(Demand(1, 2, 1.0, 0.0, 0, (Reach(1.0, 2.0),)), 0.5, "last")
 @example(Demand(1, 1000, 1.0, 0.0, 0, (Reach(9.0, 1.0),)), 1.0, "last")
 @example(Demand(1, 0, 1.0, 0.0, 0, (Reach(3.0, 2.0, 2),)), 1.0, "every")  # as long past the window
@@ -134,7 +134,7 @@ DEMANDS = st.builds(
 def test_knees_are_where_a_count_token_by_token_sees_them(asked: Demand, flops: float, lm_head: str) -> None:
     ceiling = Ceiling(1, flops)
     knees = floors.prefill_knees(asked, ceiling, lm_head)
-    assert crossings(knees, 600) == counted(asked, ceiling, lm_head, 600)[:2]
+    assert crossings(knees, 100) == counted(asked, ceiling, lm_head, 100)[:2]  # so far token by token
 
 
 @pytest.mark.parametrize(
@@ -294,7 +294,7 @@ def test_units_round_a_knee_as_each_counts_it():
 
 
 def test_the_articles_speeds_follow_from_twice_the_bytes_and_ours_from_once():
-    rows = {(row["machine"], row["model"]): row for row in published.speeds()}
+    rows = {(row["machine"], row["model"]): row for row in published.llama_speeds()}
     for row in rows.values():
         if row["published_tok_s"] and row["machine"] != "rpi-4":
             assert row["article_formula_tok_s"] == pytest.approx(row["published_tok_s"], rel=0.06)
@@ -304,13 +304,6 @@ def test_the_articles_speeds_follow_from_twice_the_bytes_and_ours_from_once():
     assert round(pi["by_compute_tok_s"], 1) == 1.0
     assert pi["floor_tok_s"] < pi["published_tok_s"]  # faster than its machine allows
     assert all(row["floor_tok_s"] > row["seen_tok_s"] for row in rows.values() if row["seen_tok_s"])
-
-
-def test_the_articles_memory_is_that_of_33b_for_weights_and_65b_for_the_cache():
-    rows = {row["model"]: row for row in published.memory()}
-    assert rows["llama-33b"]["weights_gb"] == pytest.approx(16.25, abs=0.02)
-    assert rows["llama-65b"]["kv_gb"] == pytest.approx(1.33, abs=0.02)
-    assert rows["llama-33b"]["kv_gb"] == pytest.approx(0.82, abs=0.01)
 
 
 # --- the command

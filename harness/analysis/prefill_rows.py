@@ -16,7 +16,7 @@ from harness.base.text import plural
 from harness.records.kinds import Record
 from harness.stacks.header import stacks
 from harness.theory import floors
-from harness.theory.floors import Ceiling, Demand
+from harness.theory.floors import Ceiling, Demand, Pass
 
 NEAR = 4  # tokens after a known change within which the kernel's start confirms it: half a tile of MMQ
 SAME = 0.1  # ridges that differ by less, or within the interval, agree
@@ -102,8 +102,8 @@ def faster_than_possible(record: Record, depths: Mapping[int, Passes], bandwidth
     for depth, passes in depths.items():
         for length in passes.lengths:
             took = passes.median_ms(length)
-            read, flops = floors.pass_work(needs, int(length), depth)
-            least = max((read - cached) / at_most.bytes_per_s, flops / at_most.flops) * 1e3
+            work = floors.cost(needs, Pass(int(length), depth))
+            least = max((work.bytes - cached) / at_most.bytes_per_s, work.flops / at_most.flops) * 1e3
             if took < floors.UNSYNCHRONISED * least:
                 fast.append((int(length), took, least))
     if not fast:
@@ -156,14 +156,14 @@ def _utilisation(
     wanted = {float(2**power) for power in range(24)} | {float(lengths[-1])}
     for length in lengths[np.isin(lengths, list(wanted))]:
         took = passes.median_ms(length) / 1e3
-        read, flops = floors.pass_work(needs, int(length), depth)
+        work = floors.cost(needs, Pass(int(length), depth))
         found.append(
             {
                 "n": int(length),
                 "ms": took * 1e3,
-                "mfu": flops / took / ceiling.flops if ceiling else None,
-                "mbu": read / took / ceiling.bytes_per_s if ceiling else None,
-                "mbu_measured": read / took / bandwidth if bandwidth else None,
+                "mfu": work.flops / took / ceiling.flops if ceiling else None,
+                "mbu": work.bytes / took / ceiling.bytes_per_s if ceiling else None,
+                "mbu_measured": work.bytes / took / bandwidth if bandwidth else None,
             }
         )
     return found

@@ -305,24 +305,11 @@ def _slope_ms(record: Record, step: floors.Demand, ceiling: floors.Ceiling, kv_r
 
 def _mean_kv_bytes(record: Record, step: floors.Demand) -> float:
     """Mean bytes of KV cache that a decode step attends to, and of states that it reads and writes."""
-    means = (reach.kv_bytes * _mean_attended(record, reach) for reach in step.reaches)
-    return sum(means) + floors.MOVED_STATE * step.state_bytes
-
-
-def _mean_attended(record: Record, reach: floors.Reach) -> float:
-    """Mean tokens that the decode steps attend to."""
     kv_read, length = _reading(record)
-    first = record["workload"]["prompt_tokens"] + 1
-    last = first + record["tokens"] - 2
-    if reach.chunked:
-        return sum(floors.attended(reach, n, kv_read, length) for n in range(first, last + 1)) / (
-            last - first + 1
-        )
-    most = floors.attended(reach, last, kv_read, length)
-    if kv_read == "full" or most <= first:
-        return most
-    growing = (first + most) / 2 * (most - first + 1)
-    return float((growing + most * (last - most)) / (last - first + 1))
+    steps, first = record["tokens"] - 1, record["workload"]["prompt_tokens"]
+    attended = kv_read if kv_read in ("full", "window") else "grows"  # neither padding nor copies
+    work = floors.cost(step, floors.Pass(steps, first, kv_read=attended, length=length, kv_block=1))
+    return work.cache / steps + work.states
 
 
 def _weights(record: Record) -> StackFacts | Header:
@@ -341,10 +328,11 @@ def _known_step(record: Record) -> floors.Demand | None:
         return None
     bits = bpw(record) or 16
     k_bytes, v_bytes = _kv_types(record)
+    lm_head = decoder["lm_head_params"] * bits / 8
     return floors.demand_of(
         decoder,
-        weights,
-        decoder["lm_head_params"] * bits / 8,
+        weights - lm_head,
+        lm_head,
         _weights(record).get("expert_bytes", 0),
         k_bytes,
         v_bytes,

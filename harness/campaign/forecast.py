@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -34,12 +35,11 @@ from harness.theory.decoder import (
     Decoder,
     dense,
     dense_like,
-    expert_params,
     kv_elements_per_token,
     lm_head_params,
     parameters,
 )
-from harness.theory.floors import CPU_SHARE, START_S, seconds
+from harness.theory.floors import Ceiling, Demand, Pass, Reach, cost
 from harness.theory.machines import (
     DISPLAY,
     DISPLAY_RESERVE_BYTES,
@@ -106,7 +106,7 @@ def made_of(cell: Cell, ready: Ready | None) -> Decoder | None:
 
 
 def trained_context(cell: Cell, ready: Ready | None) -> int | None:
-    """Tokens that the model was trained on; null if neither config nor weights state it."""
+    """Tokens that the model was trained on; None if neither config nor weights state it."""
     if ready and ready.header:
         return ready.header.integer(f"{ready.architecture}.context_length")
     made = made_of(cell, ready)
@@ -125,33 +125,29 @@ def packing_of(cell: Cell, made: Decoder | None, ready: Ready | None) -> Packing
 
 
 def held_model(cell: Cell, ready: Ready | None, options: Options) -> Model | None:
-    """The weights and KV cache as the cell's stack holds them; null if neither shape nor weights are known,
+    """The weights and KV cache as the cell's stack holds them; None if neither shape nor weights are known,
     or if its header names no memory model. `options`: resolved."""
     return _loaded_model(cell, ready, options) if cell.header.memory else None
 
 
 def _loaded_model(cell: Cell, ready: Ready | None, options: Options) -> Model | None:
-    """The same whatever its memory; null also for a stack that loads no weights."""
+    """As held_model, whatever the memory model; None also for a stack that loads no weights."""
     made = made_of(cell, ready)
-    if not cell.header.formats or (ready is None and made is None):
+    if not cell.header.formats:
         return None
-    known = ready.attention if ready else None
-    loaded = bytes_of_shape(cell, made) if made else None
-    if ready:
-        loaded = _bytes_of(cell, ready) or loaded
-    if loaded is None or (made is None and known is None):
+    attention = ready.attention if ready else None
+    loaded = (_bytes_of(cell, ready) if ready else None) or (bytes_of_shape(cell, made) if made else None)
+    if loaded is None or (made is None and attention is None):
         return None
     # Of an unknown architecture only the attention is known; its buffers are not counted.
-    if made is None or (known and made.is_dense):
-        made = dense_like(made or _UNKNOWN, **(known or {}))
-    embedding = 0.0
-    if _is_dequantized(cell, ready):
-        embedding = 0.0 if made.tied else loaded * lm_head_params(made) / parameters(made)
-    elif ready and not ready.sizes["tied"]:
-        embedding = loaded * ready.sizes["input_embedding_bytes"] / ready.sizes["model_bytes"]
-    elif ready is None and not made.tied:
-        embedding = loaded * lm_head_params(made) / parameters(made)
-    return Model(made, loaded, embedding, kv_elements_per_token(made) * kv_element_bytes(options))
+    if made is None or (attention and made.is_dense):
+        made = dense_like(made or _UNKNOWN, **(attention or {}))
+    if ready is None or _is_dequantized(cell, ready):
+        untied = 0.0 if made.tied else lm_head_params(made) / parameters(made)
+    else:
+        sizes = ready.sizes
+        untied = 0.0 if sizes["tied"] else sizes["input_embedding_bytes"] / sizes["model_bytes"]
+    return Model(made, loaded, loaded * untied, kv_elements_per_token(made) * kv_element_bytes(options))
 
 
 def bytes_of_shape(cell: Cell, made: Decoder) -> float:
@@ -164,7 +160,7 @@ def bytes_of_shape(cell: Cell, made: Decoder) -> float:
 
 
 def _bytes_of(cell: Cell, ready: Ready) -> float | None:
-    """Like bytes_of_shape, for weights on this machine; null if they will be packed first, or dequantized
+    """Like bytes_of_shape, for weights on this machine; None if they will be packed first, or dequantized
     while they load."""
     if (cell.packing and not ready.packing) or _is_dequantized(cell, ready):
         return None
@@ -189,55 +185,15 @@ def _as_loaded(cell: Cell, tensors: Sequence[Tensor]) -> float:
     return loaded_bytes(tensors, str(options["dtype"]), quant, bool(options.get("double_quant")))
 
 
-def step_bytes(held: Model, ready: Ready | None) -> float:
-    """Bytes of weights that a step reads: of experts, a token's share."""
-    if not held.made.experts:
-        return held.weight_bytes
-    experts = ready.sizes.get("expert_bytes", 0) / ready.sizes["model_bytes"] if ready else None
-    share = expert_params(held.made) / parameters(held.made) if experts is None else experts
-    return held.weight_bytes * (1 - share * (1 - held.made.expert_share))
-
-
-# Cells whose options put weights on the GPU's host CPU: errors in the options, and the bytes of each side.
-# The options are llama.cpp's `n_cpu_moe`, `override_tensor` and `gpu_layers`.
+# Cells whose options put weights on the GPU's host CPU: llama.cpp's `n_cpu_moe`, `override_tensor` and
+# `gpu_layers`.
 
 
 def placement_of(options: Options) -> Placement | None:
-    """The placement in the options; null: every tensor goes where its layer is."""
+    """The placement in the options; None: every tensor goes where its layer is."""
     experts, tensors = int(options.get("n_cpu_moe") or 0), str(options.get("override_tensor") or "")
     layers = int(options.get("gpu_layers", -1) or 0)
     return Placement(experts, tensors, layers) if experts or tensors or layers != -1 else None
-
-
-def placement_error(cell: Cell, ready: Ready | None, options: Options) -> str | None:
-    """Why the cell's placement is invalid for its model, where that is known; null otherwise."""
-    if (wanted := placement_of(options)) is None:
-        return None
-    tensors = _tensors(cell, ready)
-    try:
-        wanted.check(made_of(cell, ready), [tensor.name for tensor in tensors] if tensors else None)
-    except PlacementError as wrong:
-        return str(wrong)
-    return None
-
-
-@dataclass(frozen=True)
-class Apart:
-    """A model in two memories: the bytes of the weights by side, and what each holds."""
-
-    sides: Split
-    on_gpu: Model
-    on_cpu: Model
-
-
-def apart(cell: Cell, ready: Ready | None, options: Options) -> Apart | None:
-    """The model in two memories; null: no placement is requested, or the model is unknown."""
-    wanted, made = placement_of(options), made_of(cell, ready)
-    if wanted is None or made is None:
-        return None
-    tensors = _tensors(cell, ready)
-    models = theory_memory.side_models(wanted, made, tensors, kv_element_bytes(options))
-    return Apart(theory_memory.split_layers(wanted, made, tensors), *models)
 
 
 def _tensors(cell: Cell, ready: Ready | None) -> Sequence[Tensor]:
@@ -248,9 +204,12 @@ def _tensors(cell: Cell, ready: Ready | None) -> Sequence[Tensor]:
     return quantized(made, cell.quant or make.SOURCE_QUANT) if made else ()
 
 
-# How long a workload of timed rows or a score takes, before it runs: its passes and decode steps. Pure.
+# How long a repeat or a score takes: its passes, at the rate of reading or computing, whichever is slower.
 
 
+# The measured MBU of decode on CPUs (0.5B, 2 cores: 46 to 60% for weights, 30% for KV).
+CPU_SHARE = 0.4
+START_S = 2.0  # interpreter, and loading of a small model
 CHUNK = 512  # tokens at once while filling, as in runners/workloads/filling.py
 UNTIMED = 3  # further passes of a length and depth: a warm-up, and two of the check
 FEWEST = 4  # windows of a depth
@@ -258,83 +217,70 @@ SETTLE = 3  # steps of a window that are not timed
 # Of a score in the controller, per logit: softmax of both sides in float64, and the largest five.
 SCORING_S = 50e-9  # 46 and 50 ns of CPU time with 2,048 and 152,000 tokens (2 cores, 2026)
 
-Pass = tuple[int, int]
-"""Tokens, and tokens in the cache before."""
+Passes = Iterator[tuple[int, Pass]]
+"""How often, and which pass."""
 
 
-def work_seconds(
-    workload: Workload, held: Model, bytes_per_s: float, flops: float
-) -> tuple[float, float] | None:
-    """Time of one repeat, and the filling within it: passes at the rate of reading or computing, whichever is
-    slower; steps at that of reading. Of windows: the fewest. Null: the model's shape is unknown."""
-    if not (count := parameters(held.made)):
-        return None
-    needs = floors.demand_of_bits(held.made, 8 * held.weight_bytes / count)
-    rate = CPU_SHARE * bytes_per_s
+def demand_of_held(held: Model) -> Demand:
+    """What passes over a model read and compute; of an unknown shape, its bytes alone."""
+    if count := parameters(held.made):
+        needs = floors.demand_of_bits(held.made, 8 * held.weight_bytes / count)
+        return floors.with_kv(needs, held.kv_bytes_per_token)
+    reaches = (Reach(held.kv_bytes_per_token),)
+    return Demand(0, 0, held.weight_bytes - held.embedding_bytes, 0, held.embedding_bytes, reaches)
 
-    def passing(several: Iterator[Pass]) -> float:
-        works = (floors.pass_work(needs, n, depth) for n, depth in several)
-        return sum(max(read / rate, operations / flops) for read, operations in works)
+
+def time_s(
+    workload: Workload, held: Model, bytes_per_s: float, flops: float, static_n_ctx: int | None = None
+) -> tuple[float, float]:
+    """Seconds of one repeat or score, and of them those that fill the context. Of windows: the fewest. The
+    reference of a score takes as long once more, where it is not kept."""
+    needs, ceiling = demand_of_held(held), Ceiling(CPU_SHARE * bytes_per_s, flops)
+
+    def passing(passes: Passes) -> float:
+        return sum(times * ceiling.least_s(cost(needs, step)) for times, step in passes)
 
     filling = passing(_filled(workload))
-    steps = sum(
-        number * (held.weight_bytes + held.kv_bytes_per_token * depth) / rate
-        for number, depth in _steps(workload)
-    )
-    return START_S + filling + passing(_passes(workload)) + steps, filling
+    total = START_S + filling + passing(_passes(workload, static_n_ctx))
+    if isinstance(workload, Quality):
+        total += SCORING_S * len(workload.windows()) * workload.positions * held.made.vocab_size
+    return total, filling
 
 
-def scoring_seconds(workload: Quality, held: Model, bytes_per_s: float, flops: float) -> float | None:
-    """Time of a score: each window as one pass with logits for every token, and their comparison. The
-    reference takes as long once more, where it is not kept. Null: the model's shape is unknown."""
-    if not (count := parameters(held.made)):
-        return None
-    needs = floors.demand_of_bits(held.made, 8 * held.weight_bytes / count)
-    windows = [end - first for first, end in workload.windows()]
-    works = (floors.pass_work(needs, n, lm_head="every") for n in windows)
-    passing = sum(max(read / (CPU_SHARE * bytes_per_s), operations / flops) for read, operations in works)
-    return START_S + passing + SCORING_S * len(windows) * workload.positions * held.made.vocab_size
+def _filled(workload: Workload) -> Passes:
+    depths = workload.depth if isinstance(workload, Prefill) else [0]
+    depths = workload.depths if isinstance(workload, Windows) else depths
+    yield from ((1, Pass(CHUNK, depth)) for depth in range(0, max(depths), CHUNK))
 
 
-def _filled(workload: Workload) -> Iterator[Pass]:
-    depths = [0]
-    if isinstance(workload, Prefill):
-        depths = workload.depth
-    elif isinstance(workload, Windows):
-        depths = workload.depths
-    yield from ((CHUNK, at) for at in range(0, max(depths), CHUNK))
-
-
-def _passes(workload: Workload) -> Iterator[Pass]:
-    if isinstance(workload, Prefill):
-        longest = workload.longest
-        lengths = workload.lengths or [2**k for k in range(longest.bit_length())]
+def _passes(workload: Workload, static_n_ctx: int | None) -> Passes:
+    """Those besides the filling; of a decode its steps alone, at their mean depth."""
+    prompt, new = int(workload.prompt_tokens or 0), int(workload.new_tokens or 0)
+    if isinstance(workload, Decode):
+        yield (
+            new,
+            Pass(depth=prompt + new / 2, kv_read="full" if static_n_ctx else "grows", length=static_n_ctx),
+        )
+    elif isinstance(workload, Prefill):
+        lengths = workload.lengths or [2**power for power in range(workload.longest.bit_length())]
         for depth in workload.depth:
-            yield from ((n, depth) for n in lengths for _ in range(workload.passes + UNTIMED))
-    elif isinstance(workload, Turns):
-        for reuse in workload.prefix_cache:
-            for turn in range(workload.turns):
-                before = workload.first + turn * (workload.each + workload.new_tokens) if turn else 0
-                new = workload.each if turn else workload.first
-                yield (new, before) if reuse else (before + new, 0)
-    elif isinstance(workload, Batch):
-        for users in workload.concurrency:
-            yield from ((users * (workload.prompt_tokens or 0), 0) for _ in range(workload.rounds + 1))
-
-
-def _steps(workload: Workload) -> Iterator[tuple[int, int]]:
-    """Decode steps, and the tokens that they attend to."""
-    if isinstance(workload, Windows):
+            yield from ((workload.passes + UNTIMED, Pass(tokens, depth)) for tokens in lengths)
+    elif isinstance(workload, Windows):
         for depth in workload.depths:
-            yield FEWEST * (workload.window + SETTLE), depth
+            yield FEWEST * (workload.window + SETTLE), Pass(depth=depth)
     elif isinstance(workload, Turns):
-        for turn in range(1, workload.turns + 1):
-            depth = workload.first + turn * (workload.each + workload.new_tokens)
-            yield len(workload.prefix_cache) * workload.new_tokens, depth
+        for turn in range(workload.turns):
+            before = workload.first + turn * (workload.each + new) if turn else 0
+            tokens = workload.each if turn else workload.first
+            for keeps in workload.prefix_cache:
+                yield 1, Pass(tokens, before) if keeps else Pass(before + tokens)
+                yield new, Pass(depth=workload.first + (turn + 1) * (workload.each + new))
     elif isinstance(workload, Batch):
         for users in workload.concurrency:
-            depth = users * ((workload.prompt_tokens or 0) + workload.new_tokens // 2)
-            yield (workload.rounds + 1) * workload.new_tokens, depth
+            yield workload.rounds + 1, Pass(prompt, users=users)
+            yield (workload.rounds + 1) * new, Pass(depth=prompt + new // 2, users=users)
+    elif isinstance(workload, Quality):
+        yield from ((1, Pass(end - first, outputs=end - first)) for first, end in workload.windows())
 
 
 # Forecast a cell's memory, time and known failures from its config and local weights. Starts nothing.
@@ -347,7 +293,7 @@ LOGITS_HELD = 2 * 4  # bytes a logit: a window's, float32, as the stack has them
 
 @dataclass(frozen=True)
 class Device:
-    """The device of a config. `family`: cpu, cuda, ...; `name`: as messages name it. Null: not known.
+    """The device of a config. `family`: cpu, cuda, ...; `name`: as messages name it. None: not known.
     `absent`: why it is not on this machine. `free_bytes`: free memory, where `memory_bytes` is a budget.
     `reserve_bytes`: memory that a model cannot use, `reserve_for`: for what. `bytes_per_s`, `flops`: a known
     GPU's bandwidth, and the rate of its data sheet for products of 16 bits."""
@@ -368,7 +314,7 @@ class Device:
         return Figure(self.reserve_bytes, self.reserve_for)
 
     def reserving(self, wanted: float | str | None) -> Device:
-        """The device with the reserve that a user wants; null: the usual one."""
+        """The device with the reserve that a user wants; None: the usual one."""
         bytes_of, source = changed_reserve(self.reserve, wanted)
         return replace(self, reserve_bytes=bytes_of, reserve_for=source)
 
@@ -380,7 +326,7 @@ class Forecast:
     the memory budget is unavailable or too small for the weights; `too_deep`: why a workload of timed rows is
     refused for its depth; one sentence each. `sides`: of weights on a GPU, whose memory this is, and on its
     host CPU, which needs `host_bytes`. `held`: weights and KV cache on both; `static_n_ctx`: length of a
-    static cache, which every step reads whole. Null: not known; `no_room` is also null if it `fits`.
+    static cache, which every step reads whole. None: not known; `no_room` is also None if it `fits`.
     `weights`: the weights on this machine that the estimate is for."""
 
     cell: Cell
@@ -402,21 +348,18 @@ class Forecast:
         self, bytes_per_s: float | None, flops: float | None = None
     ) -> tuple[float | None, float | None]:
         """Seconds of one repeat, and those of them that fill its context, where the device reads and computes
-        at these rates; only a decode needs no `flops`. Null: not known."""
+        at these rates; only a decode needs no `flops`. None: not known."""
         held, workload = self.held, self.cell.workload
         # Where the stack is only functional, bandwidth does not bound the time.
         functional = self.device.family in self.cell.header.functional or machine.facts()["emulated"]
         if bytes_per_s is None or held is None or functional:
             return None, None
         if isinstance(workload, Decode):
-            step, prompt = step_bytes(held, self.weights), int(workload.prompt_tokens or 0)
-            new, of_token = int(workload.new_tokens or 0), held.kv_bytes_per_token
-            return seconds(step, of_token, prompt, new, self.static_n_ctx, bytes_per_s), None
-        if flops and workload.timed == "rows":
-            return work_seconds(workload, held, bytes_per_s, flops) or (None, None)
-        if flops and isinstance(workload, Quality):
-            return scoring_seconds(workload, held, bytes_per_s, flops), None
-        return None, None
+            return time_s(workload, held, bytes_per_s, math.inf, self.static_n_ctx)[0], None
+        if not flops or not parameters(held.made) or not (workload.timed == "rows" or self.cell.scores):
+            return None, None
+        total, filling = time_s(workload, held, bytes_per_s, flops)
+        return total, filling if workload.timed == "rows" else None
 
     def longest_warm_up_s(self, warmup: Warmup, bytes_per_s: float) -> float:
         """Of one repeat, where the device reads at this rate; 0: without a warm-up, or not known."""
@@ -425,7 +368,7 @@ class Forecast:
             return 0.0
         steps = min(warmup.window_tokens, int(workload.new_tokens or warmup.window_tokens))
         steps += int(workload.prompt_tokens or 0) // PROMPT_PER_STEP
-        window_s = steps * step_bytes(held, self.weights) / (CPU_SHARE * bytes_per_s)
+        window_s = steps * cost(demand_of_held(held), Pass()).bytes / (CPU_SHARE * bytes_per_s)
         # One window begins within the shortest time, and ends after it.
         return warmup.shortest_s(self.device.family) + (1 + warmup.max_windows) * window_s
 
@@ -438,7 +381,7 @@ class Forecast:
 
     @property
     def refusal(self) -> str | None:
-        """Why the cell must not be started, with the error of its library; null if it may be."""
+        """Why the cell must not be started, with the error of its library; None if it may be."""
         refusing = [each for each in self.broken if each.refuses]
         reasons = [b.reason if b.reason == b.message else f"{b.reason} ({b.message})" for b in refusing]
         return "; ".join([*reasons, *(each for each in (self.over_budget, self.too_deep) if each)]) or None
@@ -458,67 +401,59 @@ def host() -> Device:
 
 def _device(experiment: Experiment) -> Device:
     family = experiment.device.partition(":")[0]
-    facts = machine.facts()
     try:
         device_id = machine.device_id(experiment.device, experiment.gpu)
     except machine.DeviceError as absent:
-        named = _named(experiment.gpu) if family == "cuda" else Device(family, "the GPU", None)
-        return replace(named, absent=str(absent))
+        return replace(_named(family, experiment.gpu), absent=str(absent))
     if family == "cpu":
         if (budget := experiment.protocol.memory_budget_bytes) is not None:
             return Device(family, "the budget", budget, free_bytes=free_memory_bytes())
         return host()
-    for gpu in facts["gpus"]:
-        if gpu["uuid"] == device_id:
-            major, _, minor = (gpu["compute_capability"] or "").partition(".")
-            capability = (int(major), int(minor)) if major else None
-            reserve = Figure(DRIVER_RESERVE_BYTES, "the driver")
-            if drives_display(gpu["name"] or ""):
-                reserve = Figure(DISPLAY_RESERVE_BYTES, DISPLAY)
-            name = f"the {gpu['name'] or 'GPU'}"
-            known = names.of_gpu(gpu["name"], gpu["memory_bytes"])
-            bytes_per_s = known.bandwidth_bytes_per_s if known else None
-            return Device(
-                family,
-                name,
-                gpu["memory_bytes"],
-                capability,
-                reserve_bytes=reserve.value,
-                reserve_for=reserve.source,
-                bytes_per_s=bytes_per_s,
-                flops=known.kernel_flops(quantized=False) if known else None,
-            )
-    return Device(family, "the GPU", None)
+    gpu = next((each for each in machine.facts()["gpus"] if each["uuid"] == device_id), None)
+    if gpu is None:
+        return Device(family, "the GPU", None)
+    major, _, minor = (gpu["compute_capability"] or "").partition(".")
+    on_display = drives_display(gpu["name"] or "")
+    known = names.of_gpu(gpu["name"], gpu["memory_bytes"])
+    return Device(
+        family,
+        f"the {gpu['name'] or 'GPU'}",
+        gpu["memory_bytes"],
+        (int(major), int(minor)) if major else None,
+        reserve_bytes=DISPLAY_RESERVE_BYTES if on_display else DRIVER_RESERVE_BYTES,
+        reserve_for=DISPLAY if on_display else "the driver",
+        bytes_per_s=known.bandwidth_bytes_per_s if known else None,
+        flops=known.kernel_flops(quantized=False) if known else None,
+    )
 
 
-def _named(gpu: str | None) -> Device:
+def _named(family: str, gpu: str | None) -> Device:
     """The known NVIDIA GPU of this name, or else whose name contains it. Of several, the one with the least
     memory: a cell must not be forecast to fit where it may not."""
-    if gpu is None:
-        return Device("cuda", "the GPU", None)
+    if gpu is None or family != "cuda":
+        return Device(family, "the GPU", None)
     try:
         known = [m for m in names.machines(gpu).values() if m.compute_capability]
     except NotUnderstood:
         part = gpu.lower().removeprefix("nvidia ")
         known = [m for m in MACHINES.values() if m.compute_capability and part in m.name.lower()]
     if not known:
-        return Device("cuda", f"the {gpu}", None)
-    least = min(known, key=lambda found: found.memory_bytes)
-    capability, reserve = least.compute_capability, least.reserve
+        return Device(family, f"the {gpu}", None)
+    least = min(known, key=lambda each: each.memory_bytes)
     return Device(
-        "cuda",
+        family,
         f"the {gpu}",
         least.memory_bytes,
-        capability,
-        reserve_bytes=reserve.value,
-        reserve_for=reserve.source,
+        least.compute_capability,
+        reserve_bytes=least.reserve.value,
+        reserve_for=least.reserve.source,
         bytes_per_s=least.bandwidth_bytes_per_s,
         flops=least.kernel_flops(quantized=False),
     )
 
 
 def local_weights(cell: Cell) -> Ready | None:
-    """The cell's weights if they are on this machine; null if they must be made or downloaded.
+    """The cell's weights if they are on this machine; None if they must be made or downloaded.
 
     Raises WeightsError: no weights are given, or the stack can neither load nor convert them.
     """
@@ -568,63 +503,69 @@ def expected(cell: Cell, device: Device, threads: int) -> Forecast:
 
 def forecast_cell(cell: Cell, ready: Ready | None, device: Device, threads: int) -> Forecast:
     """Forecast a cell. `ready`: its weights, if they are on this machine."""
-    capability, made = device.compute_capability, made_of(cell, ready)
+    made, options = made_of(cell, ready), cell.options(threads)
     packing = packing_of(cell, made, ready)
     shards = ready.shards if ready and ready.packing == packing else None
-    broken = plan.known_failures(cell, threads, device.family, capability, made, packing, shards)
+    broken = plan.known_failures(
+        cell, threads, device.family, device.compute_capability, made, packing, shards
+    )
     if reason := cell.impossible(threads):
         broken.append(Broken(reason, reason, refuses=False))
-    options = cell.options(threads)
-    if wrong := placement_error(cell, ready, options):
-        broken.append(Broken(wrong, wrong, refuses=True))
-        return Forecast(cell, device, tuple(broken), weights=ready)
+    placement = placement_of(options)
+    tensors = _tensors(cell, ready) if placement else ()
+    if placement:
+        try:
+            placement.check(made, [tensor.name for tensor in tensors] if tensors else None)
+        except PlacementError as wrong:
+            broken.append(Broken(str(wrong), str(wrong), refuses=True))
+            return Forecast(cell, device, tuple(broken), weights=ready)
     held = _loaded_model(cell, ready, options)
     over = _over_budget(device, held.weight_bytes if held else None)
+    plain = Forecast(cell, device, tuple(broken), over_budget=over, weights=ready, held=held)
     if held is None or cell.header.memory is None:
-        return Forecast(cell, device, tuple(broken), over_budget=over, weights=ready, held=held)
+        return plain
     tokens = int(cell.workload.prompt_tokens or 0)
     if isinstance(cell.workload, Decode):  # the length of a search is its result: this is the least
         tokens += int(cell.workload.new_tokens or 0)
-    context = cell.header.context_of(options)  # null: the cache grows with its tokens
-    holds = cell.tokens if cell.workload.timed == "rows" or cell.scores else tokens
-    n_ctx = int(options[context.option] or holds) if context else holds
-    on_gpu = device.family != "cpu"
-    two = apart(cell, ready, options) if on_gpu else None
-    engine = engine_of(cell, options, on_gpu, held.made)
-    memory = round(theory_memory.total_bytes(engine, two.on_gpu if two else held, n_ctx))
-    host_bytes = None
-    if two:
-        engine = engine_of(cell, options, False, held.made)
-        host_bytes = round(theory_memory.total_bytes(engine, two.on_cpu, n_ctx))
+    context = cell.header.context_of(options)  # None: the cache grows with its tokens
+    tokens = cell.tokens if cell.workload.timed == "rows" or cell.scores else tokens
+    n_ctx = int(options[context.option] or tokens) if context else tokens
+
+    def needs(model: Model, on_gpu: bool) -> int:
+        engine = engine_of(cell, options, on_gpu, held.made)
+        return round(theory_memory.total_bytes(engine, model, n_ctx))
+
+    on_gpu, sides, on_cpu = device.family != "cpu", None, None
+    on_device = held
+    if on_gpu and placement and made:
+        sides = theory_memory.split_layers(placement, made, tensors)
+        element = kv_element_bytes(options)
+        on_device, on_cpu = theory_memory.side_models(placement, made, tensors, element)
+    memory = needs(on_device, on_gpu)
     if isinstance(cell.workload, Quality):
         memory += LOGITS_HELD * (cell.workload.positions + 1) * held.made.vocab_size
+    host_bytes = needs(on_cpu, False) if on_cpu else None
     places = [(device, memory), *([(host(), host_bytes)] if host_bytes is not None else [])]
-    if on_gpu and two is None and options.get("gpu_layers", -1) != -1:
+    if on_gpu and sides is None and options.get("gpu_layers", -1) != -1:
         places = []  # the layers of an unknown model cannot be divided
     lacking = [
-        _no_room(each, needs if each is not device else None)
-        for each, needs in places
-        if each.memory_bytes is not None and needs > each.memory_bytes - each.reserve_bytes
+        _no_room(each, size if each is not device else None)
+        for each, size in places
+        if each.memory_bytes is not None and size > each.memory_bytes - each.reserve_bytes
     ]
     is_known = places and all(each.memory_bytes is not None for each, _ in places)
-    fits = False if lacking else True if is_known else None
     no_room = f"will not fit: {'; '.join(lacking)}" if lacking else None
     too_deep = None
     if no_room and cell.workload.timed == "rows":
         too_deep = f"{cell.tokens:,} tokens need {memory / 1e9:.1f} GB: {no_room}"
-    return Forecast(
-        cell,
-        device,
-        tuple(broken),
-        memory,
-        fits,
-        no_room,
-        over_budget=over,
+    return replace(
+        plain,
+        memory_bytes=memory,
+        fits=False if lacking else True if is_known else None,
+        no_room=no_room,
         too_deep=too_deep,
-        sides=two.sides if two else None,
+        sides=sides,
         host_bytes=host_bytes,
-        weights=ready,
-        held=held,
         static_n_ctx=n_ctx if options.get("cache") == "static" else None,
     )
 
@@ -640,7 +581,7 @@ def _no_room(device: Device, host_needs: int | None) -> str:
 
 
 def _over_budget(device: Device, weights_bytes: float | None) -> str | None:
-    """Why the memory budget is unavailable on this machine or too small for the weights; null otherwise."""
+    """Why the memory budget is unavailable on this machine or too small for the weights; None otherwise."""
     budget, free = device.memory_bytes, device.free_bytes
     if budget is None or free is None:
         return None

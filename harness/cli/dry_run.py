@@ -28,8 +28,9 @@ from harness.stacks import adopted, build
 from harness.stacks.adopted import EnvironmentFailed
 from harness.stacks.header import Header
 from harness.theory import memory
-from harness.theory.memory import Split
 
+Timed = tuple[float, float, int]
+"""Seconds of one repeat, seconds of its longest warm-up, and the repeats."""
 NOT_OK_AS = ("will_be_refused", "will_fail", "will_not_fit")  # a cell counts as the first that holds
 # Of a GPU's data sheet, in prompts of the published study: 0.2 to 0.5 (harness/recommend/terms.py).
 GPU_MFU = 0.3
@@ -81,25 +82,21 @@ def show(
             print(wrapped(note))
         if by_model:
             print(f"a line for each of the {len(rows)} cells: --wide")
-    timed = [
-        (slower * each.seconds, slower * each.line["warm_up_seconds"], each.times)
-        for each in rows
-        if each.seconds is not None and each.able
-    ]
+    timed = [each.timed for each in rows if each.timed]
     takes = f", {duration_of(timed, experiment)}" if timed else ""
     if timed and fewest:
-        least = [(each_s, warm_up_s, min(fewest, times)) for each_s, warm_up_s, times in timed]
+        least = [(one_s, warm_up_s, min(fewest, times)) for one_s, warm_up_s, times in timed]
         takes = f", at least {duration_of(least, experiment)}, at most {duration_of(timed, experiment)}"
     if timed and here.bandwidth:
         takes += f", at {here.bandwidth / 1e9:.1f} GB/s of memory bandwidth, {here.bandwidth_source}{busy}"
     bounded = [each for each in rows if each.least_s is not None and each.able]
     if bounded and here.device.bytes_per_s:
-        seconds, repeats = sum(each.total_s or 0 for each in bounded), sum(each.times for each in bounded)
+        seconds = sum((each.one_s or 0) * each.times for each in bounded)
         takes += (
-            f", at least {duration(seconds)} for {plural(repeats, 'repeat')} of those that can run, at the"
-            f" {here.device.bytes_per_s / 1e9:,.0f} GB/s of the data sheet"
+            f", at least {duration(seconds)} for {plural(sum(each.times for each in bounded), 'repeat')} of"
+            f" those that can run, at the {here.device.bytes_per_s / 1e9:,.0f} GB/s of the data sheet"
         )
-    if any(each.total_s is None for each in rows) and here.waits and not here.bandwidth:
+    if any(each.one_s is None for each in rows) and here.waits and not here.bandwidth:
         takes += ", time unknown: another campaign is measuring here, and nothing was measured before"
     takes += "".join(f"; {words}" for words in here.files.to_write())
     if not has_reference and any(line["figures"] not in (None, PPL_ALONE) for line in lines):
@@ -131,29 +128,29 @@ class Row:
     @property
     def verdict(self) -> str:
         """`will fail`, `will be refused` or `will not fit`; empty: it can run."""
-        return next((each.replace("_", " ") for each in NOT_OK_AS if self.line[each]), "")
+        return next((key.replace("_", " ") for key in NOT_OK_AS if self.line[key]), "")
 
     @property
     def able(self) -> bool:
         return not self.verdict
 
     @property
-    def seconds(self) -> float | None:
-        """Of one repeat; None if unknown."""
-        seconds: float | None = self.line["seconds"]
-        return seconds
+    def one_s(self) -> float | None:
+        """Seconds of one repeat, without warm-up: an estimate, or at least so long; None if unknown."""
+        return self.least_s if self.line["seconds"] is None else self.slower * self.line["seconds"]
 
     @property
-    def total_s(self) -> float | None:
-        """Of all repeats, without warm-up: an estimate, or at least so long; None if unknown."""
-        one = self.slower * self.seconds if self.seconds is not None else self.least_s
-        return None if one is None else one * self.times
+    def timed(self) -> Timed | None:
+        """Its part of the estimate of a run; None: unknown, or it cannot run."""
+        if self.line["seconds"] is None or not self.able:
+            return None
+        return self.slower * self.line["seconds"], self.slower * self.line["warm_up_seconds"], self.times
 
     def in_time(self, seconds: float | None) -> str:
-        """In words."""
+        """Seconds of repeats in words."""
         if seconds is None or not self.able:
             return NONE
-        return f"{'about' if self.seconds is not None else 'at least'} {duration(seconds)}"
+        return f"{'at least' if self.line['seconds'] is None else 'about'} {duration(seconds)}"
 
 
 def _cells_table(rows: Sequence[Row], fewest: int | None) -> Table:
@@ -175,19 +172,14 @@ def _cells_table(rows: Sequence[Row], fewest: int | None) -> Table:
 
 
 def _figures(row: Row, fewest: int | None) -> list[str]:
-    """What stands beside the name of a cell."""
-    line, slower = row.line, row.slower
-    span = f"{fewest} to " if fewest else ""
-    one = slower * row.seconds if row.seconds is not None else row.least_s
-    time = row.in_time(one)
-    warm_up, filling = slower * line["warm_up_seconds"], slower * (line["fill_seconds"] or 0.0)
+    """The columns of a cell besides its name."""
+    line, time = row.line, row.in_time(row.one_s)
+    warm_up, filling = (row.slower * (line[key] or 0.0) for key in ("warm_up_seconds", "fill_seconds"))
     ceiling = line["most_tokens_per_s"]
     return [
         row.verdict,
-        _gb(line["memory_bytes"]),
-        _gb(line["host_memory_bytes"]),
-        _gb(line["disk_bytes"]),
-        time if time == NONE else f"{time} x {span}{row.times}",
+        *(_gb(line[key]) for key in ("memory_bytes", "host_memory_bytes", "disk_bytes")),
+        time if time == NONE else f"{time} x {f'{fewest} to ' if fewest else ''}{row.times}",
         f"up to {duration(warm_up)} each" if warm_up and row.able else NONE,
         duration(filling) if filling and row.able else NONE,
         NONE if ceiling is None else f"{ceiling:.3g}",
@@ -214,7 +206,7 @@ def _models_table(rows: Sequence[Row]) -> Table:
     for name, group in [*groups, ("all", rows)]:
         needs = [size for each in group if (size := each.line["memory_bytes"]) is not None]
         ends = dict.fromkeys(f"{size / 1e9:,.1f}" for size in (min(needs), max(needs))) if needs else ()
-        known = [(each, each.total_s) for each in group if each.able and each.total_s is not None]
+        known = [(each, each.one_s * each.times) for each in group if each.able and each.one_s is not None]
         sizes = [size for each in group if (size := each.line["disk_bytes"]) is not None]
         lines.append(
             [
@@ -252,8 +244,7 @@ def _gb(size: float | None) -> str:
 
 
 def estimate(experiment: Experiment, forecasts: Sequence[Forecast], root: Path) -> str | None:
-    """Estimated time of a run of these cells, in one sentence; null if unknown. Measured
-    cells count too.
+    """Estimated time of a run of these cells, in one sentence; None if unknown. Measured cells count too.
 
     Runs no bandwidth probe, as the campaign does that anyway: uses the latest one in the records below
     `root`, or the data sheet of the board.
@@ -263,7 +254,7 @@ def estimate(experiment: Experiment, forecasts: Sequence[Forecast], root: Path) 
         return None
     bandwidth, source = known
     slower, busy = _slower()
-    timed = []
+    timed: list[Timed] = []
     for each in forecasts:
         takes_s, _ = each.duration(bandwidth)
         if takes_s is not None and not each.failures:
@@ -272,11 +263,9 @@ def estimate(experiment: Experiment, forecasts: Sequence[Forecast], root: Path) 
             timed.append((slower * takes_s, slower * warm_up_s, times))
     if not timed:
         return None
-    takes = duration_of(timed, experiment)
     at = f"at {bandwidth / 1e9:.1f} GB/s of memory bandwidth, {source}{busy}"
-    return (
-        f"{takes}, {at}; kept repeats save time; preparation, and repeats of what others disturb, add to it"
-    )
+    others = "kept repeats save time; preparation, and repeats of what others disturb, add to it"
+    return f"{duration_of(timed, experiment)}, {at}; {others}"
 
 
 def scoring_estimate(experiment: Experiment, cells: Sequence[Cell], root: Path) -> str | None:
@@ -284,10 +273,10 @@ def scoring_estimate(experiment: Experiment, cells: Sequence[Cell], root: Path) 
     and computes (about 2 s), unless another campaign is measuring."""
     here = Here(experiment, root, has_reference=False)
     rows = [here.row(each, 1, by_rounds=False) for each in forecast.forecasts(experiment, cells)]
-    known = [row.seconds for row in rows if row.seconds is not None and row.able]
-    if not known:
+    timed = [row.timed[0] for row in rows if row.timed]
+    if not timed:
         return None
-    takes = f"about {duration(sum(known))} for {plural(len(known), 'score')}"
+    takes = f"about {duration(sum(timed))} for {plural(len(timed), 'score')}"
     if any(row.line["figures"] != PPL_ALONE for row in rows):
         takes += ", and as long once more for a reference that is not kept"
     return f"{takes}; kept scores save time"
@@ -302,9 +291,8 @@ def _slower() -> tuple[float, str]:
     return 1 + share, f", {share:.0%} longer because others use as much of the CPUs"
 
 
-def duration_of(timed: Sequence[tuple[float, float, int]], experiment: Experiment) -> str:
-    """The time of all repeats, in words. `timed`: seconds of one repeat of each cell, of its longest warm-up,
-    and its repeats."""
+def duration_of(timed: Sequence[Timed], experiment: Experiment) -> str:
+    """The time of all repeats, in words."""
     cooling = experiment.protocol.cool_down
     count = sum(repeats for *_, repeats in timed)
     total = sum(seconds * repeats for seconds, _, repeats in timed)
@@ -317,7 +305,7 @@ def duration_of(timed: Sequence[tuple[float, float, int]], experiment: Experimen
 
 
 def _known_bandwidth(results_here: Path) -> tuple[float, str] | None:
-    """Read bandwidth of this machine in bytes/s, and its source; null if unknown."""
+    """Read bandwidth of this machine in bytes/s, and its source; None if unknown."""
     # Folder names are start times of repeats.
     newest = sorted(results_here.glob("*/*/*/record.json"), key=lambda each: each.parent.name)[-LATEST:]
     for path in reversed(newest):
@@ -331,7 +319,7 @@ def _known_bandwidth(results_here: Path) -> tuple[float, str] | None:
 
 
 def _interpreter(header: Header, family: str) -> str | None:
-    """The interpreter that a stack would use, in words; null where it has none for this device."""
+    """The interpreter that a stack would use, in words; None where it has none for this device."""
     environment = header.environment_for(family)
     if environment is None:
         return None
@@ -364,7 +352,7 @@ class Here:
 
     @cached_property
     def _flops(self) -> float | None:
-        """FLOP/s of the CPU; null where it cannot be measured now."""
+        """FLOP/s of the CPU; None where it cannot be measured now."""
         if self.bandwidth is not None and not self.waits:
             with contextlib.suppress(machine.ProbeError):
                 return machine.matrix_rate(self._threads)["flops_per_s"]
@@ -372,83 +360,66 @@ class Here:
 
     @cached_property
     def _cpu_bandwidth(self) -> float | None:
-        """The read bandwidth of this machine's CPU; null where it could not be measured."""
+        """The read bandwidth of this machine's CPU; None where it could not be measured."""
         with contextlib.suppress(machine.ProbeError):
             return float(machine.read_bandwidth(self._threads)["read_bytes_per_s"])
         return None
 
-    def _ceiling(self, sides: Split) -> float | None:
-        """The most tokens per second, at zero context; null where a bandwidth is not known."""
-        gpu, cpu = self.device.bytes_per_s, self._cpu_bandwidth
-        return 1 / memory.step_s(sides, cpu, gpu) if gpu and cpu else None
-
     def _rates(self, cell: Cell) -> tuple[float | None, float | None]:
-        """Bytes/s and FLOP/s for the time of a cell; null where it is not estimated."""
+        """Bytes/s and FLOP/s for the time of a cell; None where it is not estimated."""
         if cell.scores and self.device.family != "cpu":
             return self.device.bytes_per_s, self.device.flops and GPU_MFU * self.device.flops
         return self.bandwidth, self._flops if cell.workload.timed == "rows" or cell.scores else None
 
     def row(self, found: Forecast, repeats: int, by_rounds: bool) -> Row:
         """The forecast of a cell. `repeats`: of the protocol; `by_rounds`: each round is one of them."""
-        line = self.line(found)
-        problems = [f"will be refused: {reason}" for reason in line["will_be_refused"]]
-        problems += [f"will fail: {reason}" for reason in line["will_fail"]]
-        problems += [found.no_room] if found.no_room and not found.too_deep else []
-        least_s = None
-        if line["seconds"] is None and self.device.bytes_per_s:
-            least_s, _ = found.duration(self.device.bytes_per_s, self.device.flops)
-        times = repeats if by_rounds else found.cell.workload.repeated(repeats)
-        return Row(found.cell, line, times, least_s, problems)
-
-    def line(self, found: Forecast) -> dict[str, Any]:
-        """One cell: `weights` in words, bytes still to write to disk, memory, seconds per repeat; the
-        `figures` of a score, in words; why it will fail, be refused or not fit. The note has all reasons."""
-        cell, device, source = found.cell, self.device, self.files.of(found)
-        rates = self._rates(cell)
-        takes_s, fill_s = found.duration(*rates)
-        warm_up_s = 0.0
-        if takes_s is not None and rates[0]:
-            warm_up_s = found.longest_warm_up_s(self._warmup, rates[0])
+        cell, device, source, sides = found.cell, self.device, self.files.of(found), found.sides
         refused = [each.reason for each in found.broken if each.refuses]
         refused += [each for each in (found.over_budget, found.too_deep) if each] + source.refused
         if cell.scores and cell.source and cell.source.kind == "synthetic":
             refused.append(RANDOM)
         fails = [each.reason for each in found.broken if not each.refuses] + source.lacks
-        fails += [source.no_space] if source.no_space else []
-        fails = list(dict.fromkeys(fails))
-        notes = [f"will be refused: {reason}" for reason in refused]
-        ceiling = self._ceiling(found.sides) if found.sides else None
-        if found.sides:
-            notes.append(_words(found.sides, ceiling))
-        notes += [f"will fail: {reason}" for reason in fails] + (
-            [found.no_room] if found.no_room and not found.too_deep else []
-        )
-        return {
+        fails = list(dict.fromkeys(reason for reason in (*fails, source.no_space) if reason))
+        problems = [f"will be refused: {reason}" for reason in refused]
+        problems += [f"will fail: {reason}" for reason in fails]
+        problems += [found.no_room] if found.no_room and not found.too_deep else []
+        ceiling, notes = None, [*problems]
+        if sides:
+            gpu, cpu = device.bytes_per_s, self._cpu_bandwidth
+            ceiling = 1 / memory.step_s(sides, cpu, gpu) if gpu and cpu else None
+            gb = f"{sides.gpu_bytes / 1e9:.1f} GB on the GPU, {sides.cpu_bytes / 1e9:.1f} GB on the CPU"
+            at_most = f"; at most {ceiling:.3g} tok/s with this CPU" if ceiling else ""
+            notes.insert(len(refused), f"weights: {gb}{at_most}")
+        figures = None
+        if cell.scores:
+            has_reference = True if self._has_reference else weights_reference.expected(cell)
+            figures = PPL_AND_KLD[has_reference]
+        bytes_per_s, flops = self._rates(cell)
+        takes_s, fill_s = found.duration(bytes_per_s, flops)
+        warm_up_s, least_s = 0.0, None
+        if takes_s is not None and bytes_per_s:
+            warm_up_s = found.longest_warm_up_s(self._warmup, bytes_per_s)
+        elif takes_s is None and device.bytes_per_s:
+            least_s, _ = found.duration(device.bytes_per_s, device.flops)
+        line = {
             "cell": cell.id,
             "weights": source.words,
             "disk_bytes": source.disk_bytes,
             "memory_bytes": found.memory_bytes,
             "host_memory_bytes": found.host_bytes,
-            "weights_on_gpu_bytes": found.sides and found.sides.gpu_bytes,
-            "weights_on_cpu_bytes": found.sides and found.sides.cpu_bytes,
+            "weights_on_gpu_bytes": sides and sides.gpu_bytes,
+            "weights_on_cpu_bytes": sides and sides.cpu_bytes,
             "most_tokens_per_s": ceiling,
             "seconds": takes_s,
             "warm_up_seconds": warm_up_s,
             "fill_seconds": fill_s,
-            "figures": self._figures(cell) if cell.scores else None,
+            "figures": figures,
             "will_fail": fails,
             "will_be_refused": refused,
             "will_not_fit": None if found.fits is None else not found.fits,
-            "unavailable": self.device.absent,
+            "unavailable": device.absent,
             "interpreter": None if device.absent else _interpreter(cell.header, device.family),
             "note": "; ".join(notes) or None,
         }
-
-    def _figures(self, cell: Cell) -> str:
-        return PPL_AND_KLD[True if self._has_reference else weights_reference.expected(cell)]
-
-
-def _words(sides: Split, ceiling: float | None) -> str:
-    """What lies where."""
-    split = f"weights: {sides.gpu_bytes / 1e9:.1f} GB on the GPU, {sides.cpu_bytes / 1e9:.1f} GB on the CPU"
-    return f"{split}; at most {ceiling:.3g} tok/s with this CPU" if ceiling else split
+        times = repeats if by_rounds else cell.workload.repeated(repeats)
+        return Row(cell, line, times, least_s, problems)

@@ -17,6 +17,7 @@ from harness.base.text import csv_cell, plural, printable
 from harness.cli import OK, Mistake, say, theory_options
 from harness.cli.options import known as known_machines
 from harness.cli.options import reserved, unknown
+from harness.cli.theory_options import Found
 from harness.stacks.header import references
 from harness.theory import floors, names, tensors
 from harness.theory.decoder import Decoder, dense
@@ -56,7 +57,7 @@ _BITS = {"16 bits": 16, "8 bits": 8, "4 bits": 4}  # stand for any type with thi
 
 
 def add_reached(row: Row, records: Sequence[Unread], machine: Machine) -> None:
-    """Set `reached` and `reached_prefill`; null without a measurement or a known ceiling. `records`: see
+    """Set `reached` and `reached_prefill`; None without a measurement or a known ceiling. `records`: see
     of_model."""
     if row["B_ms"] is None:
         return
@@ -151,7 +152,7 @@ def _bits(quant: str | None) -> int | None:
 
 
 def _speed(record: Unread) -> Speed | None:
-    """The speed in a record; null if the record has no valid one."""
+    """The speed in a record; None if the record has no valid one."""
     if reported := record.get("reported"):
         source = record["source"]["title"]
         return (1e3 / reported["B_ms"], 0.0, source) if reported.get("B_ms") else None
@@ -166,7 +167,7 @@ def _speed(record: Unread) -> Speed | None:
 
 
 def _prefill_ms(record: Unread, prompt: int) -> tuple[float, str] | None:
-    """Milliseconds of a prompt of this length, and the source; null if that was not measured."""
+    """Milliseconds of a prompt of this length, and the source; None if that was not measured."""
     same = record["workload"]["prompt_tokens"] == prompt
     if reported := record.get("reported"):
         ms = reported.get("prefill_ms") if same else _in_series(record, prompt)
@@ -189,7 +190,7 @@ def _in_series(record: Unread, prompt: int) -> float | None:
 
 
 def _valid(record: Unread) -> Record | None:
-    """The whole of a record of our own; null if it cannot be read or its verdict is not ok."""
+    """The whole of a record of our own; None if it cannot be read or its verdict is not ok."""
     from harness import records
     from harness.analysis.verdicts import verdict
 
@@ -225,16 +226,11 @@ _NESTED = (  # of a row, left out of a CSV
 
 
 class Model(NamedTuple):
-    """A requested model. `stored`: the form in its files; `made`: null if the files do not define it.
-    `trained_stated`: as in a row."""
+    """A requested model, as `text` names it, with the requested forms of its weights."""
 
-    given: str
-    name: str
-    made: Decoder | None
-    tied: bool
+    text: str
+    found: Found
     forms: list[Form]
-    stored: Form | None
-    trained_stated: bool
 
 
 def add(parser: argparse.ArgumentParser) -> None:
@@ -256,7 +252,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.n_cpu_moe and not arguments.machine:
         raise Mistake("--n-cpu-moe needs a --machine, the GPU")
     if arguments.memory and not arguments.machine:
-        return theory_options.show_choices(arguments, shapes, theory_options.whole_model)
+        return theory_options.show_choices(arguments, shapes)
     if arguments.bandwidth:
         raise Mistake("--bandwidth goes with --memory, and without a machine")
     return _print(arguments, _rows(arguments, shapes, machines))
@@ -309,42 +305,40 @@ def _rows(arguments: argparse.Namespace, shapes: Known, machines: Mapping[str, M
             raise Mistake(unknown(f"rate of {name}", ask.rate, machine.rates))
         if machine and ask.n_cpu_moe and (machine.family == "cpu" or machine.unified):
             raise Mistake(f"--n-cpu-moe needs a GPU with memory of its own; {name} has none")
-    models = [_model(given, arguments, shapes) for given in dict.fromkeys(arguments.models)]
+    models = [_model(text, arguments, shapes) for text in dict.fromkeys(arguments.models)]
     for model in models if ask.n_cpu_moe else ():
         try:
-            Placement(ask.n_cpu_moe).check(model.made, None)
+            Placement(ask.n_cpu_moe).check(model.found.made, None)
         except PlacementError as wrong:
-            raise Mistake(f"{model.given}: {wrong}") from wrong
-        if model.made is None:
-            raise Mistake(f"{model.given}: --n-cpu-moe needs a model whose layers are known")
-    names_given = [model.name for model in models]
+            raise Mistake(f"{model.text}: {wrong}") from wrong
+        if model.found.made is None:
+            raise Mistake(f"{model.text}: --n-cpu-moe needs a model whose layers are known")
+    names = [model.found.name for model in models]
     is_study = ask.units.name == PUBLISHED.name
     by_others = {name: others(machine) for name, machine in chosen if machine and not is_study}
-    found: list[Row] = []
-    for model in models:
-        name = model.name if names_given.count(model.name) == 1 else model.given
+    rows: list[Row] = []
+    for text, found, forms in models:
+        name, made = found.name if names.count(found.name) == 1 else text, found.made
         measured: list[Unread] = []
-        made = model.made
         if made and made.is_dense and arguments.machine and not is_study:
             measured = [*of_model(name, made)]
         for machine_name, machine in chosen:
-            for form in model.forms:
+            for form in forms:
                 if made:
                     line = row(name, made, form, machine_name, machine, ask)
+                    line["trained_stated"] = found.trained_stated
                 else:
-                    line = row_without_shape(name, form, model.tied, machine_name, machine, ask)
-                if made and not model.trained_stated:
-                    line["trained_stated"] = False
+                    line = row_without_shape(name, form, found.tied, machine_name, machine, ask)
                 line["reached_by_others"] = by_others.get(machine_name)
                 if measured and machine:
                     add_reached(line, measured, machine)
-                if arguments.tensors or (arguments.json and form is model.stored):
+                if arguments.tensors or (arguments.json and form is found.stored):
                     share = made.expert_share if made else 1.0
-                    tensors = [_tensor(tensor, model.tied, share) for tensor in form.tensors]
+                    tensors = [_tensor(tensor, found.tied, share) for tensor in form.tensors]
                     listed: RowWithTensors = {**line, "tensors": tensors}
                     line = listed
-                found.append(line)
-    return found
+                rows.append(line)
+    return rows
 
 
 def _ask(arguments: argparse.Namespace) -> Ask:
@@ -381,20 +375,16 @@ def _ask(arguments: argparse.Namespace) -> Ask:
     )
 
 
-def _model(given: str, arguments: argparse.Namespace, shapes: Known) -> Model:
+def _model(text: str, arguments: argparse.Namespace, shapes: Known) -> Model:
     """A model by its name or its files, with the requested forms of its weights."""
-    if known := theory_options.model_of(given, shapes):
-        made: Decoder | None = known.made
-        assert made is not None
-        if arguments.tied:
-            made = replace(made, tied=True)
-        name, tied, stored, trained_stated = known.name, made.tied, None, True
-    else:
-        name, made, tied, stored, trained_stated = theory_options.file(given)
-        if arguments.tied:
-            raise Mistake(f"{given}: --tied is only for model names; a file defines whether it is tied")
+    found = theory_options.find(text, shapes)
+    if arguments.tied and found.is_file:
+        raise Mistake(f"{text}: --tied is only for model names; a file defines whether it is tied")
+    if arguments.tied and found.made:
+        found = found._replace(made=replace(found.made, tied=True), tied=True)
+    made, stored = found.made, found.stored
     if made is None and (arguments.bpw or arguments.quant):
-        raise Mistake(f"{given}: unknown shape, so only the stored weights are known; drop --bpw and --quant")
+        raise Mistake(f"{text}: unknown shape, so only the stored weights are known; drop --bpw and --quant")
     quants = theory_options.quants_of(arguments.quant)
     released = released_in(made) if made and not (quants or stored or arguments.bpw) else None
     quants = [released] if released else quants
@@ -410,10 +400,10 @@ def _model(given: str, arguments: argparse.Namespace, shapes: Known) -> Model:
         label = f"{tensors.MXFP4} as released"
         forms.append(theory_options.checkpoint_form(label, released_tensors, quantization))
     if arguments.tensors and not (arguments.quant or stored):
-        raise Mistake(f"{given}: --tensors needs --quant, or a file with tensors")
+        raise Mistake(f"{text}: --tensors needs --quant, or a file with tensors")
     if stored and not forms:
         forms = [stored]
-    return Model(given, name, made, tied, forms, stored, trained_stated)
+    return Model(text, found, forms)
 
 
 def _tensor(tensor: Tensor, tied: bool, expert_share: float) -> TensorRow:

@@ -8,10 +8,10 @@ import json
 import math
 import re
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from harness.base.files import is_local
 from harness.base.text import csv_cell, list_named, printable, shortened
@@ -25,12 +25,9 @@ from harness.theory.known_models import Known
 from harness.theory.machines import DRIVER_RESERVE_BYTES, Figure, Machine, changed_reserve
 from harness.theory.memory import (
     KV_TYPES,
-    LLAMA_CPP,
-    TRANSFORMERS,
     USUAL_KV,
     Choice,
     Form,
-    Stored,
     choices,
 )
 from harness.theory.names import NotUnderstood
@@ -86,7 +83,9 @@ def machines_of(
     found: dict[str, Machine] = {}
     for name in given:
         if name.lower() == THIS and THIS not in known:
-            known = {**known, THIS: _this_machine()}
+            from harness.cli.doctor import this_cpu
+
+            known = {**known, THIS: this_cpu()}
         try:
             several = names.machines(name, known, memory)
         except NotUnderstood as why:
@@ -98,14 +97,8 @@ def machines_of(
     return found
 
 
-def _this_machine() -> Machine:
-    from harness.cli.doctor import this_cpu
-
-    return this_cpu()
-
-
 def model_of(given: str, shapes: Mapping[str, Decoder]) -> names.Named | None:
-    """A known model, with a message for one that stands for another; null for a file. Raises Mistake."""
+    """A known model, with a message for one that stands for another; None for a file. Raises Mistake."""
     if served.is_address(given):
         raise Mistake(f"{printable(given)}: a server does not tell its weights: name its model")
     path = Path(given)
@@ -134,11 +127,10 @@ def quants_of(given: Iterable[str]) -> list[str]:
 # `harness theory MODEL --memory SIZE`: which weights and KV types fit, without a machine's name.
 
 
-FromFile = Callable[[str], tuple[str, Decoder, "Stored | None", bool]]
 _NOT_HERE = ("bpw", "tensors", "chunk", "rate", "acceptance")
 
 
-def show_choices(arguments: argparse.Namespace, known: Known, from_file: FromFile) -> int:
+def show_choices(arguments: argparse.Namespace, shapes: Known) -> int:
     """Print a row for each type of weights and of the KV cache. Raises Mistake."""
     for option in _NOT_HERE:
         if getattr(arguments, option):
@@ -150,16 +142,16 @@ def show_choices(arguments: argparse.Namespace, known: Known, from_file: FromFil
     reserve = changed_reserve(Figure(DRIVER_RESERVE_BYTES, "the driver"), reserved(arguments.reserve))
     kvs = [arguments.kv] if arguments.kv else USUAL_KV
     bytes_per_s = arguments.bandwidth and arguments.bandwidth * 1e9
-    for given in dict.fromkeys(arguments.models):
-        named = model_of(given, known)
-        stored: Stored | None = None
-        trained_stated = True
-        if named:
-            name, made = named.name, named.made
-        else:
-            name, made, stored, trained_stated = from_file(given)
+    for text in dict.fromkeys(arguments.models):
+        model = find(text, shapes)
+        if model.made is None:
+            lacks, mend = "unknown architecture", "drop"
+            if not model.has_config:
+                lacks, mend = "has no config.json", "add the model's, or drop"
+            raise Mistake(f"{text}: {lacks}, so only its stored bytes are known; {mend} --memory")
+        stored = model.stored if model.stored and model.stored.is_fixed else None
         limits = quants_of(arguments.quant), memory, arguments.context, bytes_per_s
-        found += choices(name, made, *limits, stored, trained_stated, kvs, reserve.value)
+        found += choices(model.name, model.made, *limits, stored, model.trained_stated, kvs, reserve.value)
     if not found:
         raise Mistake(f"--kv {arguments.kv}: these weights are for PyTorch, and llama.cpp has this type")
     if arguments.json:
@@ -349,25 +341,43 @@ def _number(text: str) -> float:
     return value
 
 
-# A model of `harness theory` by the headers of its files: its name, its layers, its weights as stored.
+# A model of `harness theory` by its name or the headers of its files: its layers, its weights as stored.
 
 
-def _read(given: str) -> Ready:
-    """The headers of a model's files. Raises Mistake."""
+class Found(NamedTuple):
+    """A model. `made`: None if its files do not define its layers. `stored`: the form in its files, where
+    known. `trained_stated`: as in a row. `has_config`: its files describe its layers, in whatever form."""
+
+    name: str
+    made: Decoder | None
+    tied: bool
+    stored: Form | None
+    trained_stated: bool
+    is_file: bool = False
+    has_config: bool = True
+
+
+def find(text: str, shapes: Mapping[str, Decoder]) -> Found:
+    """A model by its name or its files. Raises Mistake."""
     from harness.models.locate import WeightsError, read
 
+    if named := model_of(text, shapes):
+        return Found(named.name, named.made, named.made.tied, None, True)
     try:
-        return read(Path(given))
+        checkpoint = read(Path(text))
     except WeightsError as wrong:
         raise Mistake(printable(str(wrong))) from wrong
-
-
-def file(given: str) -> tuple[str, Decoder | None, bool, Form | None, bool]:
-    """A model's name, layers, whether it is tied, its stored form, and whether the trained context is stated,
-    from its files' headers."""
-    checkpoint, path = _read(given), Path(given).absolute()
-    stored = _form(given, checkpoint)
-    return _name_of(path), checkpoint.decoder, checkpoint.tied, stored, checkpoint.states_context
+    path, made = Path(text).absolute(), checkpoint.decoder
+    stem = path.stem if path.is_file() else path.name
+    return Found(
+        printable(path.parent.name if path.name == "config.json" else stem),
+        made,
+        checkpoint.tied,
+        _form(text, checkpoint),
+        checkpoint.states_context,
+        is_file=True,
+        has_config=checkpoint.config is not None or checkpoint.format == "gguf",
+    )
 
 
 _OF_DECODER = re.compile(r"^dec\.|(?:^|\.)decoder\.")
@@ -379,7 +389,9 @@ def _form(given: str, checkpoint: Ready) -> Form | None:
     from harness.models.check import loaded_by, loading
     from harness.models.packed_layers import bits_by_matrix
 
-    loaded, label = _loaded(checkpoint), checkpoint.quantization or "as stored"
+    # A tied model's second copy of the embedding is not loaded.
+    loaded = tuple(t for t in checkpoint.tensors if not (checkpoint.tied and t.part == "lm_head"))
+    label = checkpoint.quantization or "as stored"
     quantization, packing, made = checkpoint.stored, checkpoint.packing, checkpoint.decoder
     if any(tensors.is_of_encoder(tensor.name) for tensor in loaded):
         if not any(_OF_DECODER.search(tensor.name) for tensor in loaded):
@@ -397,7 +409,11 @@ def _form(given: str, checkpoint: Ready) -> Form | None:
         loads += f" ({2 * parameters(made) / 1e9:,.1f} GB in 16 bits)"
     say(f"{printable(given)}: is {label}; {loads}")
     if made and made.is_dense and loaded:
-        say(f"bits per weight, scales included: {_matrices(bits_by_matrix(made, loaded))}")
+        by_bits = (
+            f"{bits:g} in {list_named(names, len(names)) if len(names) < 4 else f'{len(names)} matrices'}"
+            for bits, names in bits_by_matrix(made, loaded).items()
+        )
+        say(f"bits per weight, scales included: {'; '.join(by_bits)}")
     if checkpoint.format == "config" and made:
         loaded = (*tensors.as_released(made, quantization.method, packing),)
         label += " as released"
@@ -415,39 +431,3 @@ def checkpoint_form(
 
     engines = frozenset(stack.memory for stack in loading(quantization, packing) if stack.memory)
     return Form(label, tensors=tuple(stored), loaded_by=engines)
-
-
-def _matrices(found: Mapping[float, Sequence[str]]) -> str:
-    return "; ".join(
-        f"{bits:g} in {list_named(names, len(names)) if len(names) < 4 else f'{len(names)} matrices'}"
-        for bits, names in found.items()
-    )
-
-
-def _loaded(checkpoint: Ready) -> tuple[Tensor, ...]:
-    """A tied model's second copy of the embedding is not loaded."""
-    return tuple(t for t in checkpoint.tensors if not (checkpoint.tied and t.part == "lm_head"))
-
-
-def _name_of(path: Path) -> str:
-    return printable(
-        path.parent.name if path.name == "config.json" else path.stem if path.is_file() else path.name
-    )
-
-
-def whole_model(given: str) -> tuple[str, Decoder, Stored | None, bool]:
-    """The name and layers of a model in a file, its weights if they are quantized or a GGUF's, and whether
-    the trained context is stated. Raises Mistake."""
-    found, name = _read(given), _name_of(Path(given).absolute())
-    if found.decoder is None and found.config is None and found.format != "gguf":
-        raise Mistake(
-            f"{given}: has no config.json, so only its stored bytes are known: add the model's, or drop"
-            " --memory"
-        )
-    if found.decoder is None:
-        raise Mistake(f"{given}: unknown architecture, so only its stored bytes are known; drop --memory")
-    form, is_gguf = _form(given, found), found.format == "gguf"
-    if form is None or not (is_gguf or form.loaded_by is not None):
-        return name, found.decoder, None, found.states_context
-    engine = LLAMA_CPP if is_gguf else TRANSFORMERS
-    return name, found.decoder, Stored(form.label, form.tensors, engine), found.states_context

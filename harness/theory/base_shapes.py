@@ -170,13 +170,13 @@ def _is_next(end: int, typed: _Typed) -> bool:
 
 
 def _after(stem: Sequence[str], words: Sequence[str]) -> int | None:
-    """Where in `words` the stem ends; null if it is not there in one piece."""
+    """Where in `words` the stem ends; None if it is not there in one piece."""
     starts = range(len(words) - len(stem) + 1) if stem else ()
     return next((at + len(stem) for at in starts if words[at : at + len(stem)] == stem), None)
 
 
 def _largest(sizes: set[str]) -> float | None:
-    """The largest of the sizes in parameters; null where all are of active ones, or of one expert."""
+    """The largest of the sizes in parameters; None where all are of active ones, or of one expert."""
     plain = [float(match[1]) * _UNIT[match[2]] for size in sizes if (match := _PLAIN_SIZE.fullmatch(size))]
     return max(plain, default=None)
 
@@ -191,7 +191,7 @@ def _others(typed: _Typed, known: _Known) -> set[str]:
 
 
 def _nearest(typed: _Typed, shapes: Mapping[str, Decoder], otherwise: str) -> str | None:
-    """The nearest sizes of the family, for sizes that are not known; null for another family."""
+    """The nearest sizes of the family, for sizes that are not known; None for another family."""
     stated = _largest(typed.sizes)
     ends = {known.name: _after(known.stem, typed.words) for known in map(_split, shapes)}
     stems = [len(_split(name).stem) for name, end in ends.items() if end and not _is_next(end, typed)]

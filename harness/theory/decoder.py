@@ -52,7 +52,7 @@ class Cache:
     """The data that a layer keeps of earlier tokens.
 
     `k`, `v`: elements that a token adds. `products`: multiplications and additions of one query with one
-    cached token, over all heads: its score, and its share of the output. `window`: tokens attended to, null
+    cached token, over all heads: its score, and its share of the output. `window`: tokens attended to, None
     for all; `chunked`: only those since the last multiple of the window. `borrowed`: another layer holds
     them, and this one reads them again. `expanded`: elements that a token adds where a stack caches the
     keys and values made from a latent; 0: there is none. `state`: elements that do not grow, read and written
@@ -111,7 +111,7 @@ class Heads:
     """Attention with `heads` queries and `kv_heads` keys and values of `head_dim` elements.
 
     `qk_norm`: the width of a norm on q and on k, `head` (one that all heads share), `heads` (one
-    for each), `all` (over all heads at once) or null. `gated`: q
+    for each), `all` (over all heads at once) or None. `gated`: q
     has a gate as wide. `sinks`: a learned score for each head. `fused`: q, k and v in one matrix.
     """
 
@@ -344,7 +344,7 @@ class Decoder:
     """`arch`: llama.cpp's name of the architecture. `runs`: alike layers in a row, and
     how many, in order. `others`: tensors of no
     layer besides the input embedding and lm_head. `experts`, `experts_used`: in a layer, by a token; 0: none.
-    `heads`, `ffn`: the most of any layer. `rope_theta`, `norm_eps`: of a model that `dense` makes, null for
+    `heads`, `ffn`: the most of any layer. `rope_theta`, `norm_eps`: of a model that `dense` makes, None for
     others.
     """
 
@@ -383,7 +383,7 @@ class Decoder:
 
     @property
     def window(self) -> int | None:
-        """The window that all layers have; null if some attend to all tokens, or differ."""
+        """The window that all layers have; None if some attend to all tokens, or differ."""
         windows = {each.cache.window for each, _ in self.runs if each.cache.k}
         return windows.pop() if len(windows) == 1 else None
 
@@ -426,7 +426,7 @@ def dense(
     """A decoder with alike layers, a gated feed-forward and RMS norms. `arch` is llama.cpp's name for it.
 
     Biases: `qkv_bias` on q, k and v (Qwen2), `o_bias` on the attention's output, `mlp_bias` on all three of
-    the feed-forward. `qk_norm`: a norm of head_dim on q and on k (Qwen3). `window`: tokens attended to; null
+    the feed-forward. `qk_norm`: a norm of head_dim on q and on k (Qwen3). `window`: tokens attended to; None
     for all.
     """
     attention = Heads(heads, kv_heads, head_dim, qkv_bias, o_bias, "head" if qk_norm else None)
@@ -452,7 +452,7 @@ def dense(
 
 
 def dense_fields(made: Decoder | None) -> dict[str, Any] | None:
-    """The arguments of `dense` that make this model, as records and workers have them; null: it is none that
+    """The arguments of `dense` that make this model, as records and workers have them; None: it is none that
     `dense` makes."""
     if made is None or not made.is_dense:
         return None

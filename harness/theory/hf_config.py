@@ -55,7 +55,7 @@ class Settings(dict[str, object]):
         return given
 
     def inner(self, key: str) -> Settings | None:
-        """The object at a key; null if there is none."""
+        """The object at a key; None if there is none."""
         given = self.get(key)
         return settings_of(given, key) if isinstance(given, Mapping) else None
 
@@ -103,7 +103,7 @@ class Values(Settings):
         return str(self["model_type"])
 
     def maybe(self, key: str) -> int | None:
-        """A whole number, or null."""
+        """A whole number, or None."""
         return None if self.get(key) is None else self.count(key, most=MOST_TOKENS)
 
     @property
@@ -179,8 +179,8 @@ class Values(Settings):
         return [str(each) for each in given]
 
     def windows(self, every: int | None = None, beyond_context: bool = False) -> list[int | None]:
-        """The window of each layer, null for all tokens. `every`: one layer in so many, the last of them,
-        attends to all tokens if no layer_types say which; null: no layer.
+        """The window of each layer, None for all tokens. `every`: one layer in so many, the last of them,
+        attends to all tokens if no layer_types say which; None: no layer.
 
         Raises ConfigJsonError for a window longer than the context, unless `beyond_context`: then it is none.
         """
@@ -289,7 +289,7 @@ def dense_of(values: Values) -> Decoder:
 
 
 def dense_kind(config: Settings) -> str | None:
-    """The model_type of a file without one, by its architectures; null: another, or none."""
+    """The model_type of a file without one, by its architectures; None: another, or none."""
     return next((kind for kind in DENSE if _is_causal(config, kind)), None)
 
 
@@ -307,7 +307,7 @@ class Quantization:
 
 
 def quantization_of(config: object) -> Quantization | None:
-    """How the weights are quantized ("gptq 4-bit, group 128"); null if they are not.
+    """How the weights are quantized ("gptq 4-bit, group 128"); None if they are not.
 
     Invalid details are omitted; an invalid method is a ConfigJsonError.
     """
@@ -423,7 +423,7 @@ def _of_weights(given: Settings) -> Settings:
 
 
 def _details(given: Settings) -> tuple[int | None, str, str]:
-    """Bits, group and blocks; null or empty if not given."""
+    """Bits, group and blocks; None or empty if not given."""
     settings = _of_weights(given)
     widths = [settings.get(name) for name in ("bits", "w_bit", "num_bits", "nbits")]
     widths += [bits for bits in (4, 8) if settings.get(f"load_in_{bits}bit") is True]
@@ -455,7 +455,7 @@ def _theta(config: Settings) -> float:
 def _window(config: Settings, kind: str, layers: int) -> int | None:
     if kind == "llama" or (kind != "mistral" and not config.flag("use_sliding_window")):
         return None
-    if config.get("sliding_window", 4096) is None:  # a missing key is 4096, null is none
+    if config.get("sliding_window", 4096) is None:  # a missing key is 4096, None is none
         return None
     window = config.count("sliding_window", most=MOST_TOKENS, default=4096)
     if kind == "mistral":
@@ -480,11 +480,10 @@ def _window(config: Settings, kind: str, layers: int) -> int | None:
 _MOST_BITS = 8
 _LARGEST_GROUP = 1 << 20
 _USUAL_LAYOUT = {"gptq": "gptq", "awq": "gemm"}
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,39}")
 
 
 def packing_of(config: object) -> Packing | None:
-    """The GPTQ or AWQ settings of a config.json; null if it has none.
+    """The GPTQ or AWQ settings of a config.json; None if it has none.
 
     Raises ConfigJsonError.
     """
@@ -495,55 +494,42 @@ def packing_of(config: object) -> Packing | None:
 
 
 def packing_in(config: object, prefix: str = "", method: str | None = None) -> Packing | None:
-    """Like packing_of, from the settings only. `prefix`: of keys in messages. `method`: for settings without
+    """As packing_of, from the settings only. `prefix`: of keys in messages. `method`: for settings without
     a name."""
-    given = settings_of(config, "settings")
-    named = given.get("quant_method") or method
+    settings = settings_of(config, "settings")
+    named = settings.get("quant_method") or method
     method = named.lower() if isinstance(named, str) else None
     if method not in FORMATS:
         return None
-    asymmetric = given.flag("zero_point", method != "gptq", prefix)
-    marlin = given.flag("is_marlin_format", prefix=prefix)
+
+    def number(keys: tuple[str, str], is_valid: Callable[[int], bool], wanted: str) -> int:
+        key = next((key for key in keys if settings.get(key) is not None), None)
+        if key is None:
+            raise ConfigJsonError(f"{prefix}{keys[0]} is missing")
+        value = settings[key]
+        if type(value) is not int or not is_valid(value):
+            raise ConfigJsonError(f"{prefix}{key} must be {wanted}, not {shown(value)}")
+        return value
+
+    layout = "marlin" if settings.flag("is_marlin_format", prefix=prefix) else None
+    for key in ("checkpoint_format", "format", *(("version",) if method == "awq" else ())):
+        if layout is None and (name := settings.get(key)) is not None:
+            if not isinstance(name, str) or not NAME.fullmatch(name):
+                raise ConfigJsonError(f"{prefix}{key} must be a name, not {shown(name)}")
+            layout = name.lower()
+    asymmetric = settings.flag("zero_point", method != "gptq", prefix)
     return Packing(
         method=method,
-        bits=_bits(given, prefix),
-        group_size=_group_size(given, prefix),
-        symmetric=given.flag("sym", not asymmetric, prefix),
-        act_order=given.flag("desc_act", prefix=prefix),
-        layout="marlin" if marlin else _layout(given, method, prefix),
+        bits=number(("bits", "w_bit"), lambda bits: 2 <= bits <= _MOST_BITS, f"from 2 to {_MOST_BITS}"),
+        group_size=number(
+            ("group_size", "q_group_size"),
+            lambda size: size == -1 or 0 < size <= _LARGEST_GROUP,
+            "a size, or -1 for a whole column",
+        ),
+        symmetric=settings.flag("sym", not asymmetric, prefix),
+        act_order=settings.flag("desc_act", prefix=prefix),
+        layout=layout or _USUAL_LAYOUT[method],
     )
-
-
-def _layout(given: Settings, method: str, prefix: str) -> str:
-    for key in ("checkpoint_format", "format", *(("version",) if method == "awq" else ())):
-        if (name := given.get(key)) is None:
-            continue
-        if not isinstance(name, str) or not _NAME.fullmatch(name):
-            raise ConfigJsonError(f"{prefix}{key} must be a name, not {shown(name)}")
-        return name.lower()
-    return _USUAL_LAYOUT[method]
-
-
-def _bits(given: Settings, prefix: str) -> int:
-    name, value = _first(given, ("bits", "w_bit"), prefix)
-    if type(value) is not int or not 2 <= value <= _MOST_BITS:
-        raise ConfigJsonError(f"{prefix}{name} must be from 2 to {_MOST_BITS}, not {shown(value)}")
-    return value
-
-
-def _group_size(given: Settings, prefix: str) -> int:
-    name, value = _first(given, ("group_size", "q_group_size"), prefix)
-    if type(value) is not int or (value != -1 and not 0 < value <= _LARGEST_GROUP):
-        raise ConfigJsonError(f"{prefix}{name} must be a size, or -1 for a whole column, not {shown(value)}")
-    return value
-
-
-def _first(given: Settings, names: tuple[str, ...], prefix: str) -> tuple[str, object]:
-    """The value of the first of the names that exists."""
-    found = next((name for name in names if given.get(name) is not None), None)
-    if found is None:
-        raise ConfigJsonError(f"{prefix}{names[0]} is missing")
-    return found, given[found]
 
 
 # Shapes of common model families by name, from the config.json of each in data/models.json. Pure.

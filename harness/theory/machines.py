@@ -21,30 +21,17 @@ class Figure(NamedTuple):
     source: str
 
 
-class Bus(NamedTuple):
-    """Width and speed of a memory bus, and their source."""
-
-    bits: int
-    mega_transfers_per_s: float
-    source: str
-
-    @property
-    def bytes_per_s(self) -> float:
-        return self.bits / 8 * self.mega_transfers_per_s * 1e6
-
-
 @dataclass(frozen=True)
 class Machine:
     """`memory` in bytes, `bandwidth` in bytes/s, `rates` in operations/s by type; `rate`: the default one,
     empty if none is known.
 
-    `compute_capability`: NVIDIA's major and minor, null for others. `peak_bandwidth`: of the memory's data
+    `compute_capability`: NVIDIA's major and minor, None for others. `peak_bandwidth`: of the memory's data
     sheet, if `bandwidth` was measured. `board`: a computer with soldered memory, so that its name implies
     its CPU's bandwidth. `unified`: memory that a GPU shares with its CPU. `gpu_api`: by which models run on
-    another maker's GPU than NVIDIA's: metal, hip or vulkan. `memory_bus`: where known; its bandwidth is
-    that of the data sheet, unless the maker rounds. `sold_gib`: the memory sizes it is sold with, where
-    there are several. `count`: devices of this kind, whose layers take turns: the memory is of all of them,
-    the bandwidth and the rates are of one. `own_reserve`: in place of the usual one.
+    another maker's GPU than NVIDIA's: metal, hip or vulkan. `sold_gib`: the memory sizes it is sold with,
+    where there are several. `count`: devices of this kind, whose layers take turns: the memory is of all of
+    them, the bandwidth and the rates are of one. `own_reserve`: in place of the usual one.
     """
 
     name: str
@@ -57,7 +44,6 @@ class Machine:
     board: bool = False
     unified: bool = False
     gpu_api: str | None = None
-    memory_bus: Bus | None = None
     sold_gib: tuple[float, ...] = ()
     count: int = 1
     own_reserve: Figure | None = None
@@ -68,7 +54,7 @@ class Machine:
         return replace(self, name=f"{count}x {self.name}", memory=memory, count=count)
 
     def reserving(self, wanted: float | str | None) -> Machine:
-        """With the reserve that a user wants; null: the usual one."""
+        """With the reserve that a user wants; None: the usual one."""
         return self if wanted is None else replace(self, own_reserve=changed_reserve(self.reserve, wanted))
 
     @property
@@ -94,7 +80,7 @@ class Machine:
 
     def kernel_rate(self, quantized: bool) -> str | None:
         """The rate that bounds matrix products of weights of 16 bits, or `quantized` to fewer: the fastest
-        units that kernels multiply them with. Null where that rate is not known."""
+        units that kernels multiply them with. None where that rate is not known."""
         if not set(self.rates).isdisjoint(OWN_OR_MEASURED):
             return self.rate
         names: tuple[str, ...] = ("fp16", "fp32")  # Apple's GPUs to M4 have no other units
@@ -107,7 +93,7 @@ class Machine:
         return next((name for name in names if name in self.rates), None)
 
     def kernel_flops(self, quantized: bool) -> float | None:
-        """FLOP/s of that rate; null where it is not known."""
+        """FLOP/s of that rate; None where it is not known."""
         rate = self.kernel_rate(quantized)
         return self.rates[rate].value if rate else None
 
@@ -138,7 +124,7 @@ def drives_display(gpu: str) -> bool:
 
 
 def changed_reserve(usual: Figure, wanted: float | str | None) -> Figure:
-    """The reserve with what a user says of it: bytes, HEADLESS, or null. Only a reserve for a display is
+    """The reserve with what a user says of it: bytes, HEADLESS, or None. Only a reserve for a display is
     less without one."""
     if wanted == HEADLESS:
         is_less = usual.source == DISPLAY
@@ -239,12 +225,11 @@ def machine(record: Mapping[str, Any], documents: Mapping[str, str]) -> Machine:
     }
     family, capability = record["family"], record.get("compute_capability")
     peak = bytes_per_s("peak_bandwidth") if "peak_bandwidth_gb_per_s" in record else None
-    bandwidth, bus = bytes_per_s("bandwidth"), record.get("bus_bits")
     major, _, minor = (capability or "").partition(".")
     return Machine(
         name=record["name"],
         memory=Figure(int(record["memory_gib"] * 2**30), source("memory")),
-        bandwidth=bandwidth,
+        bandwidth=bytes_per_s("bandwidth"),
         rates=rates,
         rate=next(iter(rates), ""),
         compute_capability=(int(major), int(minor)) if capability else None,
@@ -252,7 +237,6 @@ def machine(record: Mapping[str, Any], documents: Mapping[str, str]) -> Machine:
         board=record.get("board", False),
         unified=record.get("unified", False),
         gpu_api=family if family not in ("cuda", "cpu") else None,
-        memory_bus=Bus(bus, record["bus_mt_per_s"], (peak or bandwidth).source) if bus else None,
         sold_gib=tuple(record.get("sold_gib", ())),
     )
 

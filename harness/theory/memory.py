@@ -253,7 +253,7 @@ def total_bytes(engine: Engine, model: Model, tokens: int) -> float:
 
 
 def longest_context(engine: Engine, model: Model, available_bytes: float) -> int | None:
-    """The most tokens that fit, a multiple of the engine's granule; null if one granule does not fit."""
+    """The most tokens that fit, a multiple of the engine's granule; None if one granule does not fit."""
     most = available_bytes / model.growing if model.growing else _FAR
     low, high = 0, int(min(most, _FAR) / engine.granule) + 2
     while high - low > 1:
@@ -286,8 +286,8 @@ def kv_bits(kv: str) -> float:
 class Choice(TypedDict):
     """`fits`: the requested context, in the `engine` on a GPU, llama.cpp with flash attention; `spare_bytes`:
     negative if short. `trained`: context, `trained_stated`: by the model's files, else a default is assumed;
-    `longest`: at most that; null: none. `longest_ideal`: of any stack.
-    tok/s: upper bounds at zero and at the requested context; null without a bandwidth."""
+    `longest`: at most that; None: none. `longest_ideal`: of any stack.
+    tok/s: upper bounds at zero and at the requested context; None without a bandwidth."""
 
     model: str
     engine: str
@@ -305,24 +305,8 @@ class Choice(TypedDict):
 
 
 def released_in(made: Decoder) -> str | None:
-    """The type of GGUF that llama.cpp's converter keeps, where a model was released in it; else null."""
+    """The type of GGUF that llama.cpp's converter keeps, where a model was released in it; else None."""
     return OF_MIXTURES if made.arch in _RELEASED_IN_MXFP4 else None
-
-
-def _usual(made: Decoder) -> Sequence[str]:
-    if released := released_in(made):
-        return (released,)
-    return (*WEIGHTS, OF_MIXTURES) if made.experts else WEIGHTS
-
-
-@dataclass(frozen=True)
-class Stored:
-    """Weights in files; quantized ones can be loaded as nothing else. `engine`: that has a memory model for
-    them."""
-
-    label: str
-    tensors: Sequence[Tensor]
-    engine: str
 
 
 def choices(
@@ -332,52 +316,50 @@ def choices(
     memory_bytes: float,
     context: int,
     bytes_per_s: float | None,
-    stored: Stored | None = None,
+    stored: Form | None = None,
     trained_stated: bool = True,
     kvs: Sequence[str] = USUAL_KV,
     reserve_bytes: float = DRIVER_RESERVE_BYTES,
 ) -> list[Choice]:
     """One for each type of weights and of the KV cache. `quants`: empty for the `stored` weights, and, unless
-    these are quantized, the usual types."""
+    these are quantized and can be loaded as nothing else, the usual types."""
     found: list[Choice] = []
     forms = [] if quants or stored is None else [stored]
     if not forms or forms[0].label in UNQUANTIZED:
-        forms += [Stored(quant, quantized(made, quant), LLAMA_CPP) for quant in quants or _usual(made)]
+        released, usual = released_in(made), (*WEIGHTS, OF_MIXTURES) if made.experts else WEIGHTS
+        wanted = quants or ((released,) if released else usual)
+        forms += [Form(quant, tensors=quantized(made, quant)) for quant in wanted]
     for form in forms:
-        is_torch, tensors = form.engine == TRANSFORMERS, form.tensors
+        is_torch = form.loaded_by is not None  # a quantized checkpoint
         engine: Engine = Torch(on_gpu=True) if is_torch else LlamaCpp(on_gpu=True, flash_attn=True)
         for kv in [each for each in kvs if not is_torch or each == USUAL_KV[0]]:
             bits = kv_bits(kv)
-            needs = floors.demand_of_tensors(made, tensors, bits)
+            needs = floors.demand_of_tensors(made, form.tensors, bits)
             of_token = decoder.kv_elements_per_token(made) * bits / 8
             held = Model(made, needs.resident_bytes, needs.embedding_bytes, of_token)
-            available = memory_bytes - reserve_bytes
-            spare = available - total_bytes(engine, held, context)
+            fit = _fit(engine, held, memory_bytes - reserve_bytes, context)
+            ideal = _fit(Ideal(), held, memory_bytes, context)
             ceiling = Ceiling(bytes_per_s or math.inf, math.inf)
-            seconds = [floors.decode_floor_s(needs, ceiling, n) for n in (1, context)]
-            speeds = [1 / each if bytes_per_s else None for each in seconds]
+            first_s, then_s = (floors.decode_floor_s(needs, ceiling, n) for n in (1, context))
+            fits = fit["spare_bytes"] >= 0
             found.append(
                 {
                     "model": name,
-                    "engine": form.engine,
+                    "engine": TRANSFORMERS if is_torch else LLAMA_CPP,
                     "weights": form.label,
                     "kv": kv,
                     "model_bytes": needs.resident_bytes,
-                    "fits": spare >= 0,
-                    "spare_bytes": spare,
+                    "fits": fits,
+                    "spare_bytes": fit["spare_bytes"],
                     "trained": made.context,
                     "trained_stated": trained_stated,
-                    "longest": _capped(longest_context(engine, held, available), made.context),
-                    "longest_ideal": _capped(longest_context(Ideal(), held, memory_bytes), made.context),
-                    "tokens_per_s": speeds[0],
-                    "tokens_per_s_at_context": speeds[1] if spare >= 0 else None,
+                    "longest": fit["longest"],
+                    "longest_ideal": ideal["longest"],
+                    "tokens_per_s": 1 / first_s if bytes_per_s else None,
+                    "tokens_per_s_at_context": 1 / then_s if bytes_per_s and fits else None,
                 }
             )
     return found
-
-
-def _capped(tokens: int | None, trained: int) -> int | None:
-    return tokens and min(tokens, trained)
 
 
 # Whether a model fits a machine: at the lower bound of any stack, in llama.cpp (with and without flash
@@ -402,6 +384,11 @@ class Form:
     parameters: int | None = None
     loaded_by: frozenset[str] | None = None
 
+    @property
+    def is_fixed(self) -> bool:
+        """Whether they are quantized in their files, or a GGUF's: in another form they are other files."""
+        return self.loaded_by is not None or _is_gguf(self.tensors)
+
 
 class Fit(TypedDict):
     """`spare_bytes`: negative if short. `longest`: context, at most the trained one."""
@@ -421,10 +408,10 @@ def by_stack(
     kv_bits: float,
     gpu_bytes: int | None = None,
 ) -> dict[str, Fit | None]:
-    """Whether `context` tokens fit, by stack; null where the stack cannot load the form.
+    """Whether `context` tokens fit, by stack; None where the stack cannot load the form.
 
     The ideal uses all of the memory; the others subtract the machine's reserve. `gpu_bytes`: of the weights,
-    where llama.cpp holds the others on the CPU; null: all but the input embedding.
+    where llama.cpp holds the others on the CPU; None: all but the input embedding.
     """
     kv = decoder.kv_elements_per_token(made) * kv_bits / 8
     held = needs.resident_bytes if gpu_bytes is None else gpu_bytes + needs.embedding_bytes
@@ -465,7 +452,7 @@ def _in_gguf(form: Form) -> bool:
 
 
 def _in_torch(made: Decoder, form: Form) -> float | None:
-    """Bytes of the weights once transformers has loaded them; null if it cannot load this form."""
+    """Bytes of the weights once transformers has loaded them; None if it cannot load this form."""
     if form.loaded_by is not None and form.loaded_by.isdisjoint((TRANSFORMERS, BITSANDBYTES)):
         return None
     bits = 16.0 if form.label in _HALVES else form.bits
@@ -527,14 +514,14 @@ class Placement:
         return found
 
     def buffer_of(self, name: str) -> str | None:
-        """The buffer type that a tensor is given; null: none, it stays where its layer is."""
+        """The buffer type that a tensor is given; None: none, it stays where its layer is."""
         if (experts := _EXPERTS_OF.search(name)) and int(experts[1]) < self.n_cpu_moe:
             return CPU
         return next((buffer for pattern, buffer in self.overrides if pattern.search(name)), None)
 
     def check(self, made: Decoder | None, names: Sequence[str] | None) -> None:
         """Raises PlacementError for a placement that matches nothing in a model with tensors of these names.
-        Null: not known."""
+        None: not known."""
         if self.n_cpu_moe and made is not None and not made.experts:
             raise PlacementError(f"n_cpu_moe {self.n_cpu_moe}: the model has no experts")
         for pattern, buffer in self.overrides:

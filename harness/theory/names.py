@@ -25,7 +25,7 @@ _MEMORY = re.compile(r"([0-9]{1,6}(?:\.[0-9]{1,3})?) ?(?:([gt])(?:i?b)?)")
 
 
 def token_count(text: str) -> int | None:
-    """A count with k (1,024) or m (1,048,576): 32k is 32,768. Null for any other text, or no whole number."""
+    """A count with k (1,024) or m (1,048,576): 32k is 32,768. None for any other text, or no whole number."""
     if not re.fullmatch(TOKENS, text):
         return None
     count = float(text[:-1]) * _THOUSANDS[text[-1].lower()]
@@ -33,7 +33,7 @@ def token_count(text: str) -> int | None:
 
 
 def memory_gib(text: str) -> float | None:
-    """GiB of a memory as sold, where 16GB is 16 GiB; also 16G, 16 GiB and 1TB. Null for any other text."""
+    """GiB of a memory as sold, where 16GB is 16 GiB; also 16G, 16 GiB and 1TB. None for any other text."""
     found = _MEMORY.fullmatch(text.strip().lower())
     return float(found[1]) * (1024 if found[2] == "t" else 1) if found and float(found[1]) else None
 
@@ -250,7 +250,7 @@ def one_machine(
 
 @cache
 def of_gpu(name: str | None, memory_bytes: int | None = None) -> Machine | None:
-    """The known GPU of this name, as NVML spells it (`NVIDIA H100 80GB HBM3`); null for others, such as one
+    """The known GPU of this name, as NVML spells it (`NVIDIA H100 80GB HBM3`); None for others, such as one
     of two with that name, or a MIG instance, which has a part of the bandwidth.
 
     Of one name sold with several memory sizes the nearest: NVML's total is a little less than what is sold.

@@ -81,7 +81,7 @@ class PublicSpeed:
 
     @cached_property
     def ceiling_tok_s(self) -> float | None:
-        """The most tokens per second at the context, by the data sheet; null without a decode speed."""
+        """The most tokens per second at the context, by the data sheet; None without a decode speed."""
         if self.context is None:
             return None
         return 1 / floors.decode_floor_s(self.demand, self._limits, self.context)
@@ -100,7 +100,7 @@ class PublicSpeed:
 
     @property
     def prompt_share(self) -> float | None:
-        """The same by prefill; null where the compute rate is not known, which bounds it."""
+        """The same by prefill; None where the compute rate is not known, which bounds it."""
         if not self.prompt_tok_s or not self.prompt_ceiling_tok_s or self._limits.flops == math.inf:
             return None
         return self.prompt_tok_s / self.prompt_ceiling_tok_s
@@ -228,7 +228,7 @@ def _pair(cells: Mapping[str, str], tokens: str, speed: str) -> tuple[int, float
 
 
 def _number(cells: Mapping[str, str], column: str) -> float | None:
-    """Null for an empty cell. Raises Refused for what is not a number above zero."""
+    """None for an empty cell. Raises Refused for what is not a number above zero."""
     if not cells[column]:
         return None
     try:
@@ -263,7 +263,7 @@ def maker(machine: Machine) -> str:
 
 
 def others(machine: Machine) -> ReachedByOthers | None:
-    """What others reached on this machine, or on those of its maker; null if nothing is known of either."""
+    """What others reached on this machine, or on those of its maker; None if nothing is known of either."""
     decodes = [each for each in used(rows()) if each.tok_s]
     of_machine = [each for each in decodes if each.device.name == machine.name]
     found = of_machine or [each for each in decodes if each.maker == maker(machine)]

@@ -1,4 +1,9 @@
-"""The published study that the floors are checked with."""
+"""Published theory tables, recomputed in the printed form: `harness theory --published`. Pure.
+
+Study: single-user inference of Qwen1.5 on one RTX 4090 (noooop/noooop.github.io, folder benchmarking/, CC0);
+its measurements are records, in results/published/. Every table has the columns of its CSV, and every cell is
+text. Where the source differs from its own formulas, SLIPS has the difference.
+"""
 
 from __future__ import annotations
 
@@ -22,92 +27,8 @@ from harness.theory.hf_config import SHAPES
 from harness.theory.machines import MACHINES
 from harness.theory.tensors import Tensor
 
-# The arithmetic of "How is LLaMa.cpp possible?": published figures and ours. Pure.
-#
-# Source: Finbarr Timbers, https://finbarr.ca/how-is-llama-cpp-possible/ (2023). The page takes
-# 2 P bytes-per-weight as the bytes of a token. Each weight is read once, so its tokens per second are half
-# of the bandwidth limit; the 2 in 2 P counts operations, a multiplication and an addition each. The Raspberry
-# Pi's figure follows from neither form.
-
-
-BITS = 4
-CONTEXT = 2048  # LLaMA's
-
-LlamaTable = list[dict[str, float | str | None]]
-
-_MODELS = ("llama-7b", "llama-13b", "llama-33b", "llama-65b")
-
-
-def speeds() -> LlamaTable:
-    """Tokens per second at 4 bits: published, and as people saw them.
-
-    `article_formula`: bandwidth / (2 P / 2 bytes), P as in the model's name. `by_memory`: bandwidth / (P / 2
-    bytes), P exact. `by_compute`: rate / 2 P. `floor`: ours, the lesser of the two, no input embedding.
-    """
-    rows: LlamaTable = []
-    for each in data.rows("llama_speeds.csv"):
-        machine, shape = MACHINES[each["machine"]], SHAPES[each["model"]]
-        bandwidth, rate = machine.bandwidth.value, machine.rates[machine.rate].value
-        needs = floors.demand_of_bits(shape, BITS)
-        step_s = max(needs.weight_bytes_per_token / bandwidth, needs.flops_per_token / rate)
-        rows.append(
-            {
-                "machine": each["machine"],
-                "model": each["model"],
-                "published_tok_s": _number(each["published_tok_s"]),
-                "article_formula_tok_s": bandwidth / (2 * float(each["nominal_parameters"]) * BITS / 8),
-                "by_memory_tok_s": bandwidth / (parameters(shape) * BITS / 8),
-                "by_compute_tok_s": rate / (2 * parameters(shape)),
-                "floor_tok_s": 1 / step_s,
-                "seen_tok_s": _number(each["seen_tok_s"]),
-            }
-        )
-    return rows
-
-
-def _number(cell: str) -> float | None:
-    return None if not cell else float(cell) if "." in cell else int(cell)
-
-
-def memory() -> LlamaTable:
-    """GB at 4 bits: weights, and the KV cache of 2048 tokens. The article prints 16.25 GB and 1.33 GB."""
-    return [
-        {
-            "model": model,
-            "weights_gb": parameters(SHAPES[model]) * BITS / 8 / 1e9,
-            "kv_gb": kv_elements_per_token(SHAPES[model]) * CONTEXT * BITS / 8 / 1e9,
-        }
-        for model in _MODELS
-    ]
-
-
-def ratios() -> LlamaTable:
-    """An A100 over an M2 (the article: computing some 200, bandwidth 20), and its batch of 161."""
-    a100, m2 = MACHINES["a100-80gb-pcie"], MACHINES["apple-m2"]
-    ceiling = floors.Ceiling(a100.bandwidth.value, a100.rates["fp16"].value)
-    return [
-        {
-            "bandwidth_ratio": a100.bandwidth.value / m2.bandwidth.value,
-            "fp16_ratio": a100.rates["fp16"].value / m2.rates[m2.rate].value,
-            "int4_over_m2_ratio": a100.rates["int4"].value / m2.rates[m2.rate].value,
-            "a100_fp16_compute_bound_batch": floors.compute_bound_batch(
-                floors.demand_of_bits(SHAPES["llama-7b"], 16), ceiling
-            ),
-        }
-    ]
-
-
-LLAMA_TABLES = {"llama_speeds": speeds, "llama_memory": memory, "llama_ratios": ratios}
-
-
-# The published study's theory tables, recomputed from the formulas, in the printed form. Pure.
-#
-# Study: single-user inference of Qwen1.5 on one RTX 4090 (noooop/noooop.github.io, folder benchmarking/,
-# CC0). Every table has the columns of its CSV, and every cell is text. Where the source differs from its
-# own formulas, SLIPS has the difference.
-
-
 StudyTable = list[dict[str, str]]
+ArticleTable = list[dict[str, float | str | None]]
 
 KI, MI, GI = 2**10, 2**20, 2**30
 MODELS = ("0.5B", "1.8B", "4B", "7B", "14B", "32B-mha", "32B", "72B", "110B-mha", "110B")
@@ -287,9 +208,42 @@ def _on_card(tensors: Sequence[Tensor]) -> int:
     return sum(tensor.bytes for tensor in tensors if tensor.part != "embedding")
 
 
-# Published figures, recomputed from the formulas of `harness.theory`: `harness theory --published`. Pure.
-#
-# The study's measurements are records: results/published/.
+# "How is LLaMa.cpp possible?" by Finbarr Timbers, https://finbarr.ca/how-is-llama-cpp-possible/ (2023), takes
+# 2 P bytes-per-weight as the bytes of a token. Each weight is read once, so its tokens per second are half of
+# the bandwidth limit; the 2 in 2 P counts operations, a multiplication and an addition each. The Raspberry
+# Pi's figure follows from neither form.
+ARTICLE_BITS = 4
 
 
-TABLES = STUDY_TABLES | LLAMA_TABLES
+def llama_speeds() -> ArticleTable:
+    """Tokens per second at 4 bits: published, and as people saw them.
+
+    `article_formula`: bandwidth / (2 P / 2 bytes), P as in the model's name. `by_memory`: bandwidth / (P / 2
+    bytes), P exact. `by_compute`: rate / 2 P. `floor`: ours, the lesser of the two, no input embedding.
+    """
+
+    def number(cell: str) -> float | None:
+        return None if not cell else float(cell) if "." in cell else int(cell)
+
+    rows: ArticleTable = []
+    for cells in data.rows("llama_speeds.csv"):
+        machine, shape = MACHINES[cells["machine"]], SHAPES[cells["model"]]
+        bandwidth, rate = machine.bandwidth.value, machine.rates[machine.rate].value
+        weights = floors.demand_of_bits(shape, ARTICLE_BITS).without_context
+        of_name = float(cells["nominal_parameters"])
+        rows.append(
+            {
+                "machine": cells["machine"],
+                "model": cells["model"],
+                "published_tok_s": number(cells["published_tok_s"]),
+                "article_formula_tok_s": bandwidth / (2 * of_name * ARTICLE_BITS / 8),
+                "by_memory_tok_s": bandwidth / (parameters(shape) * ARTICLE_BITS / 8),
+                "by_compute_tok_s": rate / (2 * parameters(shape)),
+                "floor_tok_s": 1 / floors.decode_floor_s(weights, floors.Ceiling(bandwidth, rate), 1),
+                "seen_tok_s": number(cells["seen_tok_s"]),
+            }
+        )
+    return rows
+
+
+TABLES: dict[str, Callable[[], StudyTable | ArticleTable]] = {**STUDY_TABLES, "llama_speeds": llama_speeds}

@@ -16,9 +16,6 @@ from harness.theory.machines import SYSTEM_RESERVE_BYTES, Machine
 from harness.theory.memory import IDEAL, Fit, Form, LlamaCpp, Placement, Split, by_stack
 from harness.theory.tensors import Tensor, bytes_by_part, of_shape, streamed_bytes
 
-# The rows of `harness theory`: every key with its type; null where it is not known.
-
-
 Knees = dict[str, list[int | None] | None]
 
 
@@ -71,7 +68,7 @@ class TensorRow(TypedDict):
 
 
 class Slope(TypedDict):
-    """A part of latency(n) from this position on; null: flat."""
+    """A part of latency(n) from this position on; None: flat."""
 
     from_n: int
     W_tokens_per_ms: float | None
@@ -79,7 +76,7 @@ class Slope(TypedDict):
 
 class Sides(TypedDict):
     """Weights on a GPU and on its host CPU: all bytes, the bytes that a token reads, and the CPU's
-    bandwidth. `cpu_need_bytes`: of main memory; `cpu_spare_bytes`: negative if short. Null: not known."""
+    bandwidth. `cpu_need_bytes`: of main memory; `cpu_spare_bytes`: negative if short. None: not known."""
 
     n_cpu_moe: int
     cpu_bytes: int
@@ -91,30 +88,40 @@ class Sides(TypedDict):
     cpu_spare_bytes: float | None
 
 
-class OfShape(TypedDict):
-    """What only a known shape tells. `kv_bytes_per_token`: that a token adds until a window is full.
-    `window`: that all layers have; `experts`: in a layer; `state_bytes`: what linear attention and Mamba
-    keep, whatever the context. `trained_stated`: false where the model's files do not say on how many tokens
-    it was trained, and transformers' default is assumed."""
+class Row(TypedDict):
+    """A model on a machine with its weights in one form. Counts are whole numbers, sizes bytes; None: not
+    known. Of an unknown shape, its bytes and B alone; without a machine, all from `bytes_per_s` on is None.
 
+    `kv_bytes_per_token`: that a token adds until a window is full. `window`: that all layers have; `experts`:
+    in a layer; `state_bytes`: what linear attention and Mamba keep, whatever the context. `trained_stated`:
+    false where the model's files do not say on how many tokens it was trained, and transformers' default is
+    assumed.
+    """
+
+    model: str
+    machine: str | None
+    weights: str
+    weight_bits: float | None
+    units: str
     layer_params: int | None
     lm_head_params: int | None
     active_params: int | None
+    total_params: int | None
     kv_elements_per_token: int | None
-    kv_bytes_per_token: float | None
-    kv_bytes_per_token_past_windows: float | None
+    kv_bits: float
     trained_stated: bool | None
     window: int | None
     experts: int | None
     experts_used: int | None
     state_bytes: float | None
+    kv_bytes_per_token: float | None
+    kv_bytes_per_token_past_windows: float | None
+    model_bytes: float
+    weight_bytes_per_token: float
+    bytes_by_part: dict[str, dict[str, int]] | None
+    bytes_by_type: dict[str, dict[str, int]] | None
     flop_per_byte: float | None
     speculative_speedup: float | None
-
-
-class OnMachine(TypedDict):
-    """What only a machine tells; of an unknown shape, its bytes and B alone."""
-
     bytes_per_s: float | None
     flops: float | None
     rate: str | None
@@ -145,31 +152,11 @@ class OnMachine(TypedDict):
     chunked_prefill: list[Chunk] | None
 
 
-class Row(OfShape, OnMachine):
-    """Counts are whole numbers, sizes bytes; a value that is not known is null."""
-
-    model: str
-    machine: str | None
-    weights: str
-    weight_bits: float | None
-    units: str
-    total_params: int | None
-    kv_bits: float
-    model_bytes: float
-    weight_bytes_per_token: float
-    bytes_by_part: dict[str, dict[str, int]] | None
-    bytes_by_type: dict[str, dict[str, int]] | None
-
-
 class RowWithTensors(Row):
     tensors: list[TensorRow]
 
 
-# The output of `harness theory`: one flat object per model, machine and form of the weights. Pure.
-
-
-_NO_SHAPE = cast(OfShape, dict.fromkeys(OfShape.__annotations__))
-_NO_MACHINE = cast(OnMachine, dict.fromkeys(OnMachine.__annotations__))
+_EMPTY = cast(Row, dict.fromkeys(Row.__annotations__))
 
 
 @dataclass(frozen=True)
@@ -178,9 +165,9 @@ class Ask:
 
     `kv_bits`: of an element of the KV cache. `kv_read`, `length`, `kv_block`: see floors. `context`: the
     position decode is also given at. `prompt`: tokens of prefill; `chunks`: sizes to cut it into. `rate`:
-    which of a machine's rates to compute with; null for its default. `speculation`: acceptance,
+    which of a machine's rates to compute with; None for its default. `speculation`: acceptance,
     draft length and draft cost. `n_cpu_moe`: layers whose experts are on the CPU, which reads
-    `cpu_bytes_per_s` from its `cpu_memory_bytes`; null: not known.
+    `cpu_bytes_per_s` from its `cpu_memory_bytes`; None: not known.
     """
 
     units: Units
@@ -206,18 +193,18 @@ def row(
     machine: Machine | None,
     ask: Ask,
 ) -> Row:
-    """Values that need a machine are null without one."""
+    """The row of a model whose layers are known."""
+    norms, tensors = ask.units.norms, form.tensors
     if form.bits is not None:
-        needs = floors.demand_of_bits(made, form.bits, ask.kv_bits, ask.units.norms)
+        needs = floors.demand_of_bits(made, form.bits, ask.kv_bits, norms)
     else:
-        needs = floors.demand_of_tensors(made, form.tensors, ask.kv_bits)
-    resident = needs.resident_bytes
-    norms = ask.units.norms
-    fields: Row = {
+        needs = floors.demand_of_tensors(made, tensors, ask.kv_bits)
+    bits = needs.resident_bytes * 8 / decoder.parameters(made)
+    fields: Row = _EMPTY | {
         "model": name,
         "machine": machine_name,
         "weights": form.label,
-        "weight_bits": form.bits if form.bits is not None else resident * 8 / decoder.parameters(made),
+        "weight_bits": bits if form.bits is None else form.bits,
         "units": ask.units.name,
         "layer_params": decoder.layer_params(made, norms),
         "lm_head_params": decoder.lm_head_params(made),
@@ -232,13 +219,12 @@ def row(
         "state_bytes": needs.state_bytes or None,
         "kv_bytes_per_token": decoder.kv_elements_per_token(made) * ask.kv_bits / 8,
         "kv_bytes_per_token_past_windows": decoder.kv_elements_per_token(made, False) * ask.kv_bits / 8,
-        "model_bytes": resident,
+        "model_bytes": needs.resident_bytes,
         "weight_bytes_per_token": needs.weight_bytes_per_token,
-        "bytes_by_part": bytes_by_part(form.tensors) if form.tensors else None,
-        "bytes_by_type": _by_type(form.tensors, made.tied, made.expert_share) if form.tensors else None,
+        "bytes_by_part": bytes_by_part(tensors) if tensors else None,
+        "bytes_by_type": _by_type(tensors, made.tied, made.expert_share) if tensors else None,
         "flop_per_byte": needs.flops_per_token / needs.weight_bytes_per_token,
         "speculative_speedup": floors.speculative_speedup(*ask.speculation) if ask.speculation else None,
-        **_NO_MACHINE,
     }
     return _on_machine(fields, made, form, needs, machine, ask) if machine else fields
 
@@ -246,12 +232,10 @@ def row(
 def row_without_shape(
     name: str, form: Form, tied: bool, machine_name: str | None, machine: Machine | None, ask: Ask
 ) -> Row:
-    """The same for tensors of an unknown shape: bytes and B, and null for the rest."""
+    """The row of tensors of an unknown shape."""
     size = sum(tensor.bytes for tensor in form.tensors)
     streamed = sum(streamed_bytes(tensor, tied) for tensor in form.tensors)
-    fields: Row = {
-        **_NO_SHAPE,
-        **_NO_MACHINE,
+    fields: Row = _EMPTY | {
         "model": name,
         "machine": machine_name,
         "weights": form.label,
@@ -272,38 +256,39 @@ def row_without_shape(
         "memory_bytes": machine.memory_bytes,
         "B_ms": streamed / bytes_per_s * 1e3,
         "tokens_per_s": bytes_per_s / streamed,
-        "bound": None,
     }
 
 
 def _on_machine(fields: Row, made: Decoder, form: Form, needs: Demand, machine: Machine, ask: Ask) -> Row:
     bits = needs.resident_bytes * 8 / decoder.parameters(made)
-    known = machine.rate if ask.units.data_sheet_rate else machine.kernel_rate(is_quantized(bits))
-    rate = None if ask.n_cpu_moe else ask.rate or known  # a CPU's is not known
-    scale = ask.units.tera / 1e12
-    flops = machine.rates[rate].value * scale if rate else math.inf
-    ceiling = Ceiling(machine.bandwidth_bytes_per_s * ask.units.giga / 1e9, flops)
+    usual = machine.rate if ask.units.data_sheet_rate else machine.kernel_rate(is_quantized(bits))
+    rate = None if ask.n_cpu_moe else ask.rate or usual  # a CPU's is not known
+    tera = ask.units.tera / 1e12
+    ceiling = Ceiling(
+        machine.bandwidth_bytes_per_s * ask.units.giga / 1e9,
+        machine.rates[rate].value * tera if rate else math.inf,
+    )
     on_gpu, waits_s, sides = needs, 0.0, None
     if ask.n_cpu_moe:
-        wanted, tensors = Placement(ask.n_cpu_moe), form.tensors or _tensors(made, form.bits or 0)
-        apart = memory.split_layers(wanted, made, tensors)
-        waits_s = memory.step_s(apart, ask.cpu_bytes_per_s or math.inf)
-        on_gpu = replace(needs, layer_bytes=needs.layer_bytes - apart.cpu_read)
-        _, on_cpu = memory.side_models(wanted, made, tensors, ask.kv_bits / 8)
-        sides = _sides(apart, ask, made, memory.total_bytes(LlamaCpp(on_gpu=False), on_cpu, ask.context))
+        placement, tensors = Placement(ask.n_cpu_moe), form.tensors or _tensors(made, form.bits or 0)
+        split = memory.split_layers(placement, made, tensors)
+        waits_s = memory.step_s(split, ask.cpu_bytes_per_s or math.inf)
+        on_gpu = replace(needs, layer_bytes=needs.layer_bytes - split.cpu_read)
+        _, on_cpu = memory.side_models(placement, made, tensors, ask.kv_bits / 8)
+        sides = _sides(split, ask, made, memory.total_bytes(LlamaCpp(on_gpu=False), on_cpu, ask.context))
     fits = by_stack(made, form, needs, machine, ask.context, ask.kv_bits, sides and sides["gpu_bytes"])
-    host_spare = sides and sides["cpu_spare_bytes"]
-    if host_spare is not None and host_spare < 0:
-        fits = {name: fit and _without_host(fit, host_spare) for name, fit in fits.items()}
-    found = fields | {
+    if sides and (spare := sides["cpu_spare_bytes"]) is not None and spare < 0:
+        for fit in filter(None, fits.values()):  # its other side does not fit main memory
+            fit |= {"spare_bytes": min(fit["spare_bytes"], spare), "longest": None, "longest_uncapped": None}
+    fields |= {
         "bytes_per_s": ceiling.bytes_per_s,
-        "flops": flops if rate else None,
+        "flops": ceiling.flops if rate else None,
         "rate": rate,
-        "rates": {name: figure.value * scale for name, figure in machine.rates.items()},
+        "rates": {name: figure.value * tera for name, figure in machine.rates.items()},
         "memory_bytes": machine.memory_bytes,
         "reserve_bytes": machine.reserve.value,
         "reserve_for": machine.reserve.source,
-        "balance_flop_per_byte": flops / ceiling.bytes_per_s if rate else None,
+        "balance_flop_per_byte": ceiling.flops / ceiling.bytes_per_s if rate else None,
         "fits": fits,
         "sides": sides,
         "kv_read": ask.kv_read,
@@ -312,13 +297,13 @@ def _on_machine(fields: Row, made: Decoder, form: Form, needs: Demand, machine: 
     }
     loads = any(fits[stack] for stack in fits if stack != IDEAL)
     counted = (fit for stack, fit in fits.items() if fit and (stack != IDEAL or not loads))
-    held = max(fit["longest_uncapped"] or 0 for fit in counted)
-    if not ask.units.data_sheet_rate and held < ask.prompt:
-        return found
+    longest = max(fit["longest_uncapped"] or 0 for fit in counted)
+    if not ask.units.data_sheet_rate and longest < ask.prompt:
+        return fields
     if ask.n_cpu_moe and ask.cpu_bytes_per_s is None:
-        return found
-    found = _decode(found, on_gpu, ceiling, ask, bool(rate), held, waits_s)
-    return _prefill(found, needs, ceiling, ask) if rate else found
+        return fields
+    fields = _decode(fields, on_gpu, ceiling, ask, bool(rate), longest, waits_s)
+    return _prefill(fields, needs, ceiling, ask) if rate else fields
 
 
 def is_quantized(bits_per_weight: float) -> bool:
@@ -326,20 +311,14 @@ def is_quantized(bits_per_weight: float) -> bool:
     return bits_per_weight < 15
 
 
-def _without_host(fit: Fit, spare_bytes: float) -> Fit:
-    """Of a model whose other side does not fit main memory."""
-    spare = min(fit["spare_bytes"], spare_bytes)
-    return {**fit, "spare_bytes": spare, "longest": None, "longest_uncapped": None}
-
-
-def _sides(apart: Split, ask: Ask, made: Decoder, cpu_need_bytes: float) -> Sides:
+def _sides(split: Split, ask: Ask, made: Decoder, cpu_need_bytes: float) -> Sides:
     has = ask.cpu_memory_bytes
     return {
         "n_cpu_moe": min(ask.n_cpu_moe, made.count),
-        "cpu_bytes": apart.cpu_bytes,
-        "gpu_bytes": apart.gpu_bytes,
-        "cpu_bytes_per_token": apart.cpu_read,
-        "gpu_bytes_per_token": apart.gpu_read,
+        "cpu_bytes": split.cpu_bytes,
+        "gpu_bytes": split.gpu_bytes,
+        "cpu_bytes_per_token": split.cpu_read,
+        "gpu_bytes_per_token": split.gpu_read,
         "cpu_bytes_per_s": ask.cpu_bytes_per_s,
         "cpu_need_bytes": cpu_need_bytes,
         "cpu_spare_bytes": None if has is None else has - SYSTEM_RESERVE_BYTES - cpu_need_bytes,
@@ -352,15 +331,10 @@ def _tensors(made: Decoder, bits: float) -> list[Tensor]:
 
 
 def _decode(
-    fields: Row,
-    needs: Demand,
-    ceiling: Ceiling,
-    ask: Ask,
-    knows_rate: bool,
-    held: int,
-    waits_s: float,
+    fields: Row, needs: Demand, ceiling: Ceiling, ask: Ask, knows_rate: bool, longest: int, waits_s: float
 ) -> Row:
-    """`held`: the tokens of context that fit. `waits_s`: of each step, for weights that `needs` lacks."""
+    """The fields of decode. `longest`: the tokens of context that fit. `waits_s`: of each step, for weights
+    that `needs` lacks."""
     W = floors.W_tokens_per_s(needs, ceiling, ask.kv_read)
     B_ms = (floors.B_s(needs, ceiling, ask.kv_read, ask.length) + waits_s) * 1e3
     if ask.units.first_token_in_B and W is not None:
@@ -368,7 +342,7 @@ def _decode(
     compute_ms = needs.flops_per_token / ceiling.flops * 1e3
     cache = ask.length if ask.kv_read == "full" and ask.length is not None else math.inf
     at_context = None  # if the context, or the static cache, is too short for it
-    if ask.context <= min(held, cache):
+    if ask.context <= min(longest, cache):
         at_context = floors.decode_floor_s(needs, ceiling, ask.context, ask.kv_read, ask.length) + waits_s
     return fields | {
         "W_tokens_per_ms": W and W / 1e3,
@@ -391,10 +365,13 @@ def _prefill(fields: Row, needs: Demand, ceiling: Ceiling, ask: Ask) -> Row:
     def prefill_ms(lm_head: str, chunk: int | None = None) -> float:
         return floors.prefill_floor_s(needs, ceiling, ask.prompt, lm_head, ask.kv_block, chunk) * 1e3
 
-    whole = prefill_ms("last")
+    whole, speedup = prefill_ms("last"), None
+    if ask.speculation:
+        verify = floors.verify_cost(needs, ceiling, ask.speculation[1] + 1)
+        speedup = floors.speculative_speedup(*ask.speculation, verify)
     return fields | {
         "compute_bound_batch": floors.compute_bound_batch(needs, ceiling),
-        "speculative_speedup": _speedup(needs, ceiling, *ask.speculation) if ask.speculation else None,
+        "speculative_speedup": speedup,
         "prefill_ms": {"every": prefill_ms("every"), "last": whole},
         "prefill_knees": knees(needs, ceiling, ask.units),
         "chunked_prefill": [
@@ -404,13 +381,8 @@ def _prefill(fields: Row, needs: Demand, ceiling: Ceiling, ask: Ask) -> Row:
     }
 
 
-def _speedup(needs: Demand, ceiling: Ceiling, acceptance: float, length: int, cost: float) -> float:
-    verify = floors.verify_cost(needs, ceiling, length + 1)
-    return floors.speculative_speedup(acceptance, length, cost, verify)
-
-
 def knees(needs: Demand, ceiling: Ceiling, units: Units) -> Knees:
-    """The crossings by lm_head, as whole prompt lengths; null if prefill is never compute-bound."""
+    """The crossings by lm_head, as whole prompt lengths; None if prefill is never compute-bound."""
     crossings = {which: floors.prefill_knees(needs, ceiling, which) for which in ("every", "last")}
     return {
         which: ends and [None if end is None else units.knee(end) for end in ends]

@@ -112,8 +112,11 @@ class Sizes(TypedDict):
     draft_bytes: NotRequired[int]
 
 
-class Typed(Protocol):
-    """Anything with a type's name and bytes."""
+class Stored(Protocol):
+    """Anything with a name, a type and bytes."""
+
+    @property
+    def name(self) -> str: ...
 
     @property
     def type(self) -> str: ...
@@ -173,13 +176,6 @@ def _is_streamed(name: str, tied: bool) -> bool:
     return part == "embedding" or not decoder.is_table(name)
 
 
-class Stored(Typed, Protocol):
-    """A tensor with a name."""
-
-    @property
-    def name(self) -> str: ...
-
-
 def read_in_part(tensors: Iterable[Stored]) -> dict[str, int]:
     """`expert_bytes` and `table_bytes` of a model's sizes."""
     found = {"expert_bytes": 0, "table_bytes": 0}
@@ -200,7 +196,7 @@ def bytes_by_part(tensors: Iterable[Tensor]) -> dict[str, dict[str, int]]:
     return found
 
 
-def bytes_by_type(tensors: Iterable[Typed]) -> dict[str, int]:
+def bytes_by_type(tensors: Iterable[Stored]) -> dict[str, int]:
     """{type: bytes}, types in the order in which they first come."""
     found: dict[str, int] = {}
     for tensor in tensors:
@@ -233,55 +229,26 @@ def of_shape(made: Decoder) -> tuple[Tensor, ...]:
 # 0.3.36.
 
 
-# The type of every matrix without a rule below, by decreasing size of Qwen1.5-7B files (f16 and bf16 have the
-# same size there, as have q5_k_s and q5_0). Other shapes may differ.
-_USUAL = {
-    "f32": "f32",
-    "f16": "f16",
-    "bf16": "bf16",
-    "q8_0": "q8_0",
-    "q6_k": "q6_k",
-    "q5_1": "q5_1",
-    "q5_k_m": "q5_k",
-    "q5_k_s": "q5_k",
-    "q5_0": "q5_0",
-    "q4_1": "q4_1",
-    "q4_k_m": "q4_k",
-    "q4_k_s": "q4_k",
-    "q4_0": "q4_0",
-    "q3_k_l": "q3_k",
-    "q3_k_m": "q3_k",
-    "q3_k_s": "q3_k",
-    "q2_k": "q2_k",
-}
-_BASE = _USUAL | {
-    "iq4_nl": "iq4_nl",
-    "iq4_xs": "iq4_xs",
-    "iq3_m": "iq3_s",
-    "iq3_s": "iq3_s",
-    "iq3_xs": "iq3_s",
-    "iq3_xxs": "iq3_xxs",
-    "q2_k_s": "q2_k",
-    "iq2_m": "iq2_s",
-    "iq2_s": "iq2_xs",
-    "iq2_xs": "iq2_xs",
-    "iq2_xxs": "iq2_xxs",
-    "iq1_m": "iq1_m",
-    "iq1_s": "iq1_s",
-    "tq2_0": "tq2_0",
-    "tq1_0": "tq1_0",
-    "mxfp4_moe": "mxfp4",
-}
-# ik_llama.cpp's own, and the parts that take another type than the file's, in a model of one, of at least two
-# and of at least four query heads to a KV head, in the first eighth of the layers, or with experts. Source:
-# llama_tensor_get_type in its src/llama-quantize.cpp, as of ik-llama-cpp-python 0.1.5.
+# ik_llama.cpp's own types of files, and the parts that take another type than the file's, in a model of one,
+# of at least two and of at least four query heads to a KV head, in the first eighth of the layers, or with
+# experts. Source: llama_tensor_get_type in its src/llama-quantize.cpp, as of ik-llama-cpp-python 0.1.5.
 _OF_IK = {row["quant"]: row for row in data.rows("ik_quants.csv")}
-_BASE |= {quant: quant for quant in _OF_IK}
-QUANTS: tuple[str, ...] = tuple(_USUAL)
+# By decreasing size of Qwen1.5-7B files, where f16 and bf16 have the same size, as have q5_k_s and q5_0.
+QUANTS: tuple[str, ...] = (
+    *("f32", "f16", "bf16", "q8_0", "q6_k", "q5_1", "q5_k_m", "q5_k_s", "q5_0", "q4_1", "q4_k_m", "q4_k_s"),
+    *("q4_0", "q3_k_l", "q3_k_m", "q3_k_s", "q2_k"),
+)
 """Types of whole files that llama.cpp makes without an importance matrix, and that users know."""
 IK_QUANTS: tuple[str, ...] = tuple(_OF_IK)
 """Types of whole files that only ik_llama.cpp makes and loads."""
-ALL_QUANTS: tuple[str, ...] = tuple(_BASE)
+_OTHERS = (
+    *("iq4_nl", "iq4_xs", "iq3_m", "iq3_s", "iq3_xs", "iq3_xxs", "q2_k_s", "iq2_m", "iq2_s", "iq2_xs"),
+    *("iq2_xxs", "iq1_m", "iq1_s", "tq2_0", "tq1_0", "mxfp4_moe"),
+)
+ALL_QUANTS: tuple[str, ...] = (*QUANTS, *_OTHERS, *IK_QUANTS)
+# The type of every matrix without a rule below: the file's, whose name may have a mix behind (q4_k_m).
+_BASE = {quant: re.sub(r"^(q\d_k)_[sml]$", r"\1", quant) for quant in ALL_QUANTS}
+_BASE |= {"iq3_m": "iq3_s", "iq3_xs": "iq3_s", "iq2_m": "iq2_s", "iq2_s": "iq2_xs", "mxfp4_moe": "mxfp4"}
 
 UNQUANTIZED = ("f32", "f16", "bf16")
 _ONE_AND_TWO_BITS = ("iq2_xxs", "iq2_xs", "iq2_s", "iq2_m", "iq1_s", "iq1_m")
@@ -379,7 +346,7 @@ def retyped(tensors: Sequence[Tensor], quant: str, mix: Mix) -> tuple[Tensor, ..
 
 def type_of_file(tensors: Sequence[Tensor], named: str | None) -> str | None:
     """The type of a whole file: `named`, one of ALL_QUANTS, if most of its layers' weights have the type that
-    such a file has, else that of most weights. "f16-q8_0": 16 bits, but not all of it. Null: there are
+    such a file has, else that of most weights. "f16-q8_0": 16 bits, but not all of it. None: there are
     no matrices."""
     matrices = [tensor for tensor in tensors if len(tensor.dims) > 1]
     elements: Counter[str] = Counter()
@@ -585,7 +552,7 @@ def loaded_bytes(
 ) -> int:
     """Bytes of all tensors, scales included. Tables of nf4 and fp4 (64 bytes a layer) are left out.
 
-    `dtype`: bf16, fp16 or fp32. `quant`: int8, nf4 or fp4; null for none. Raises KeyError for another dtype.
+    `dtype`: bf16, fp16 or fp32. `quant`: int8, nf4 or fp4; None for none. Raises KeyError for another dtype.
     """
     element_bytes = ELEMENT_BYTES[dtype]
 

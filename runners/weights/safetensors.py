@@ -24,7 +24,7 @@ ITEM_BYTES = {"BF16": 2, "F16": 2, "F32": 4, "I32": 4}
 CHUNK = 1 << 20  # elements per piece: 4 MiB of float32 per thread, for any shape
 SHARD_BYTES = 5 * 10**9  # of tensors in one file, as transformers writes them
 SAY_EVERY_S = 0.3
-# Buffers of older checkpoints; the controller's list is _BUFFER in harness/models/checkpoint.py.
+# Buffers of older checkpoints; the controller's list is _BUFFER in harness/models/locate.py.
 NOT_WEIGHTS = (".rotary_emb.inv_freq", ".masked_bias", ".self_attn.bias")
 _SINGLE, _INDEX = "model.safetensors", "model.safetensors.index.json"
 _SETTINGS = ("config.json", "quantize_config.json", "quant_config.json")  # PACKING_FILES of the controller

@@ -859,7 +859,7 @@ def test_rates_of_types_are_kept_by_device_and_damaged_lines_do_not_count(tmp_pa
         measured = {"q4_0": rate(1e9, factor * 2e9), "f32": rate(factor * 3e9)}
         recommend_candidates.keep_rates(tmp_path, "a CPU", 2, measured)
     recommend_candidates.keep_rates(tmp_path, "a CPU", 4, {"q4_0": rate(9e9)})
-    with (tmp_path / recommend_candidates.FOLDER / recommend_candidates.NAME).open("a") as file:
+    with (tmp_path / data.RECOMMENDED / recommend_candidates.NAME).open("a") as file:
         damaged = '{"device": "a CPU", "threads": 2, "rates": {"q4_0": {"bytes_per_s": "x"}}}'
         file.write(f"[1]\n{damaged}\nnot json\n")
     rates = recommend_candidates.kept_rates(tmp_path, "a CPU", 2)
@@ -878,7 +878,7 @@ def test_rates_of_types_are_kept_by_device_and_damaged_lines_do_not_count(tmp_pa
 def test_the_page_says_what_became_of_predictions(tmp_path):
     study = Study("a study", [], further_methods={"protocol": "as usual"})
     assert with_predictions(study, [tmp_path]) == study
-    (tmp_path / recommend_candidates.FOLDER).mkdir()
+    (tmp_path / data.RECOMMENDED).mkdir()
     assert with_predictions(study, [tmp_path]) == study
     answer.keep_outcome(tmp_path, OUTCOME)
     said = with_predictions(study, [tmp_path]).methods["predictions"]
@@ -901,12 +901,12 @@ OUTCOME: answer.Outcome = {
 
 
 def test_outcomes_are_kept_and_damaged_ones_do_not_count(tmp_path):
-    (tmp_path / recommend_candidates.FOLDER).mkdir()
+    (tmp_path / data.RECOMMENDED).mkdir()
     assert answer.outcomes_so_far(tmp_path) is None
     answer.keep_outcome(tmp_path, OUTCOME)
     answer.keep_outcome(tmp_path, {**OUTCOME, "measured": 20.0})
     answer.keep_outcome(tmp_path, {**OUTCOME, "predicted": 1e308, "measured": 1e-308})
-    with (tmp_path / recommend_candidates.FOLDER / answer.NAME).open("a") as file:
+    with (tmp_path / data.RECOMMENDED / answer.NAME).open("a") as file:
         file.write('{"predicted": 1}\nnot json\n')
     assert answer.outcomes_so_far(tmp_path) == (
         "of 2 predictions that were measured, 1 lie in their interval; median error 27.5%, largest 45.0%"
@@ -920,7 +920,7 @@ def test_a_proof_measures_and_keeps_what_came_of_it(harness, tmp_path, llamacpp_
     assert ran.code == 0, ran.err
     assert "llamacpp " in ran.out
     # A busy machine may leave no ok repeat; then the sentence reports it.
-    kept = tmp_path / "results" / recommend_candidates.FOLDER / answer.NAME
+    kept = tmp_path / "results" / data.RECOMMENDED / answer.NAME
     assert kept.exists() or "no measurement is ok" in ran.err
     again = harness("recommend", *given)
     assert ("1 predictions that were measured" in again.out) == kept.exists()

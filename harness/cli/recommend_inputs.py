@@ -29,7 +29,7 @@ from harness.models.locate import WeightsError
 from harness.models.make import FULL_TYPES
 from harness.recommend import answer, candidates, commands, examples, quality_loss
 from harness.recommend.answer import Choice
-from harness.recommend.candidates import FOLDER, Candidate, Place, Rates, Subject, place_of
+from harness.recommend.candidates import Candidate, Place, Rates, Subject, place_of
 from harness.recommend.commands import Source
 from harness.recommend.quality_loss import Perplexity
 from harness.recommend.traits import Example
@@ -52,7 +52,7 @@ def calibrate(arguments: argparse.Namespace) -> None:
     machine drifts. Raises Mistake."""
     from harness.cli import main
 
-    config = arguments.results / FOLDER / "calibration.yaml"
+    config = arguments.results / data.RECOMMENDED / "calibration.yaml"
     on_gpu = bool(visible_gpus())
     try:
         config.parent.mkdir(parents=True, exist_ok=True)
@@ -463,7 +463,7 @@ def prove(arguments: argparse.Namespace, given: Given, choices: Sequence[Choice]
     from harness.dataset.study import load_study
 
     assert given.source.row is not None  # checked before
-    folder = arguments.results / FOLDER
+    folder = arguments.results / data.RECOMMENDED
     config = folder / f"{given.subject.model.name}.yaml"
     device = "cpu" if choices[0].candidate.traits.family == "cpu" else "cuda"
     cells = [choice.candidate.cell for choice in choices]

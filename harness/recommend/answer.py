@@ -15,8 +15,9 @@ from typing_extensions import TypedDict
 
 from harness.analysis.columns import Cell as ColumnsCell
 from harness.analysis.quality import EQUAL_KLD
+from harness.base.data import RECOMMENDED
 from harness.recommend import evidence
-from harness.recommend.candidates import FOLDER, Candidate
+from harness.recommend.candidates import Candidate
 from harness.recommend.commands import measured_name
 from harness.recommend.evidence import DECODE, how_far_off
 from harness.recommend.least_squares import Floats
@@ -301,14 +302,11 @@ HEADING = "predictions"
 
 def with_predictions(study: Study, folders: Iterable[Path]) -> Study:
     """The study with outcomes of predictions that `harness recommend --prove` stored in these results."""
-    proved = [folder for folder in folders if (folder / FOLDER).is_dir()]
-    if not proved:
+    outcomes = [sentence for folder in folders if (sentence := outcomes_so_far(folder))]
+    if not outcomes:
         return study
-
-    found = [sentence for folder in proved if (sentence := outcomes_so_far(folder))]
     known = [how_far_off(family) for family, phase in evidence.table() if phase == DECODE]
-    further = {**study.further_methods, HEADING: [*found, *known]}
-    return replace(study, further_methods=further) if found else study
+    return replace(study, further_methods={**study.further_methods, HEADING: [*outcomes, *known]})
 
 
 NAME = "outcomes.jsonl"  # in that folder of the results
@@ -368,14 +366,14 @@ def error(outcome: Outcome) -> float:
 
 def keep_outcome(results: Path, outcome: Outcome) -> None:
     """Append an outcome."""
-    with (results / FOLDER / NAME).open("a", encoding="utf-8") as file:
+    with (results / RECOMMENDED / NAME).open("a", encoding="utf-8") as file:
         file.write(json.dumps(outcome) + "\n")
 
 
 def outcomes_so_far(results: Path) -> str | None:
     """The error of all predictions that were measured; null without any. A damaged line does not count."""
     try:
-        lines = (results / FOLDER / NAME).read_text(encoding="utf-8").splitlines()
+        lines = (results / RECOMMENDED / NAME).read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError):
         return None
     errors, inside = [], 0

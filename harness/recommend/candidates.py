@@ -13,6 +13,7 @@ from typing import Any
 
 from typing_extensions import TypedDict
 
+from harness.base.data import RECOMMENDED
 from harness.campaign import forecast
 from harness.campaign.forecast import Device, engine_of, held_model, kv_element_bytes
 from harness.config import Decode, Experiment, Model, Protocol, plan
@@ -265,7 +266,7 @@ def _expert_bytes(tensors: Sequence[Tensor]) -> int:
 # How fast a CPU multiplies each type of weights: measured by a probe of ggml, kept, and given to traits.
 
 
-FOLDER, NAME = "recommended", "types.jsonl"  # in the results folder
+NAME = "types.jsonl"  # in the folder RECOMMENDED of the results
 Rates = Mapping[str, float]
 """Bytes of weights per second by ggml's type, in the layout that llama.cpp uses."""
 
@@ -274,8 +275,8 @@ def keep_rates(
     results: Path, device: str, threads: int, measured: Mapping[str, Mapping[str, float | None]]
 ) -> None:
     """Append the rates that a probe measured on a device. Raises OSError."""
-    (results / FOLDER).mkdir(parents=True, exist_ok=True)
-    with (results / FOLDER / NAME).open("a", encoding="utf-8") as file:
+    (results / RECOMMENDED).mkdir(parents=True, exist_ok=True)
+    with (results / RECOMMENDED / NAME).open("a", encoding="utf-8") as file:
         file.write(json.dumps({"device": device, "threads": threads, "rates": measured}) + "\n")
 
 
@@ -283,7 +284,7 @@ def kept_rates(results: Path, device: str, threads: int) -> Rates:
     """The best of those measured on a device with so many threads, by type: other processes only slow them.
     Empty without any. A damaged line does not count."""
     try:
-        lines = (results / FOLDER / NAME).read_text(encoding="utf-8").splitlines()
+        lines = (results / RECOMMENDED / NAME).read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError):
         return {}
     found: dict[str, float] = {}

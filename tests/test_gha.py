@@ -20,8 +20,8 @@ def row(**changed):
 
 def commands(rows=(), **lost):
     """Of a comparison with these rows; `lost`: cells not compared."""
-    nothing = {key: [] for key in ("environment", "not_compared", "partial", "damages", "notes")}
-    return show.commands(Comparison(base="base", new="new", rows=rows, **nothing | lost))
+    nothing = {key: [] for key in ("not_compared", "partial", "damages", "notes")}
+    return show.commands(Comparison(base="base", new="new", rows=rows, records={}, **nothing | lost))
 
 
 MEMORY = {"metric": "memory_bytes", "unit": "bytes", "better": "lower", "family": "memory"}

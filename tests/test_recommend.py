@@ -786,7 +786,7 @@ def test_what_is_reserved_is_said_and_can_be_changed(harness):
 def test_the_page_says_what_became_of_predictions(tmp_path):
     study = Study("a study", [], further_methods={"protocol": "as usual"})
     assert with_predictions(study, [tmp_path]) == study
-    (tmp_path / answer.FOLDER).mkdir()
+    (tmp_path / data.RECOMMENDED).mkdir()
     assert with_predictions(study, [tmp_path]) == study
     answer.keep_outcome(tmp_path, OUTCOME)
     said = with_predictions(study, [tmp_path]).methods["predictions"]
@@ -809,12 +809,12 @@ OUTCOME: answer.Outcome = {
 
 
 def test_outcomes_are_kept_and_damaged_ones_do_not_count(tmp_path):
-    (tmp_path / answer.FOLDER).mkdir()
+    (tmp_path / data.RECOMMENDED).mkdir()
     assert answer.outcomes_so_far(tmp_path) is None
     answer.keep_outcome(tmp_path, OUTCOME)
     answer.keep_outcome(tmp_path, {**OUTCOME, "measured": 20.0})
     answer.keep_outcome(tmp_path, {**OUTCOME, "predicted": 1e308, "measured": 1e-308})
-    with (tmp_path / answer.FOLDER / answer.NAME).open("a") as file:
+    with (tmp_path / data.RECOMMENDED / answer.NAME).open("a") as file:
         file.write('{"predicted": 1}\nnot json\n')
     assert answer.outcomes_so_far(tmp_path) == (
         "of 2 predictions that were measured, 1 lie in their interval; median error 27.5%, largest 45.0%"
@@ -828,7 +828,7 @@ def test_a_proof_measures_and_keeps_what_came_of_it(harness, tmp_path, llamacpp_
     assert ran.code == 0, ran.err
     assert "llamacpp " in ran.out
     # A busy machine may leave no ok repeat; then the sentence reports it.
-    kept = tmp_path / "results" / answer.FOLDER / answer.NAME
+    kept = tmp_path / "results" / data.RECOMMENDED / answer.NAME
     assert kept.exists() or "no measurement is ok" in ran.err
     again = harness("recommend", *given)
     assert ("1 predictions that were measured" in again.out) == kept.exists()

@@ -26,6 +26,8 @@ def printable(text: str) -> str:
     """The text on one line, with control characters and the marks of CI commands escaped."""
     if not text.isprintable():
         text = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
+    if "::" not in text and "##" not in text:  # ten times as fast as the search for either
+        return text
     return _COMMAND.sub(lambda found: f"{found[0][:-1]}\\{found[0][-1]}", text)
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from packaging.version import InvalidVersion, Version
 
+from harness import compare
 from harness.analysis import bisection
 from harness.analysis.bisection import CHANGED, FAILED, SAME, UNCLEAR, Enough, Found, Pair
 from harness.analysis.figures import Figure
@@ -245,7 +246,7 @@ class _Search:
         own = {project_of(requirement) for place in places for requirement in place.package}
         self._others[base, new] = [
             f"{project} {differing['base']} -> {differing['new']}"
-            for differing in rounds.environment()
+            for differing in compare.differing(rounds.records)
             if differing["what"].startswith("package ")
             and (project := project_of(differing["what"].removeprefix("package "))) not in own
         ]

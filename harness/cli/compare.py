@@ -17,6 +17,7 @@ from harness.cli import NOT_OK, NOT_STARTED, OK, REGRESSION, Mistake, say
 from harness.cli.options import add_wide
 from harness.compare import Comparison, ab, compare, sides
 from harness.compare import show as compare_show
+from harness.dataset.rows import without_collection
 from harness.records.files import write_output
 
 _PERCENT = re.compile(r"(\d+(?:\.\d+)?)%")
@@ -97,6 +98,7 @@ def gate(text: str) -> tuple[str, float]:
     return family, float(number[1]) / 100
 
 
+@without_collection()
 def run(arguments: argparse.Namespace) -> int:
     """Compare and print; the exit code tells whether a regression failed or something was not compared.
     Raises ResultsError if nothing can be compared."""

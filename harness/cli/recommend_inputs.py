@@ -24,7 +24,7 @@ from harness.models import check, layout, locate
 from harness.models.locate import WeightsError, read
 from harness.models.make import FULL_TYPES
 from harness.recommend import answer, commands, examples
-from harness.recommend.answer import FOLDER, Choice
+from harness.recommend.answer import Choice
 from harness.recommend.candidates import Place, Subject, place_of
 from harness.recommend.commands import Source
 from harness.recommend.traits import Example
@@ -353,7 +353,7 @@ def prove(arguments: argparse.Namespace, given: Given, choices: Sequence[Choice]
     from harness.dataset.study import load_study
 
     assert given.source.row is not None  # checked before
-    folder = arguments.results / FOLDER
+    folder = arguments.results / data.RECOMMENDED
     config = folder / f"{given.subject.model.name}.yaml"
     device = "cpu" if choices[0].candidate.traits.family == "cpu" else "cuda"
     cells = [choice.candidate.cell for choice in choices]

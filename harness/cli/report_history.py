@@ -12,7 +12,7 @@ from harness.base.text import few, plural
 from harness.cli import NOT_OK, OK, say
 from harness.compare import Comparison, compare, history, series, show, sides
 from harness.compare.judge import BETTER, WORSE
-from harness.dataset.rows import Found, of_folder
+from harness.dataset.rows import Found, of_folder, without_collection
 from harness.records import ResultsError
 from harness.records.files import write_output
 from harness.report.text_table import wrapped
@@ -20,6 +20,7 @@ from harness.report.text_table import wrapped
 BASELINE = 14  # nights that the latest one is compared with
 
 
+@without_collection()
 def run(folder: Path, target: Path, as_json: bool) -> int:
     """Write the page and print the steps, the latest first; not ok if no night has a figure. Raises
     ResultsError: no folder, no records, or the page cannot be written."""

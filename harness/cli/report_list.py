@@ -10,12 +10,13 @@ from harness.cli import OK, say
 from harness.cli.results import Source, of_records
 from harness.cli.tables import cells_blocks, print_rows
 from harness.dataset.energy import with_energy
-from harness.dataset.rows import of_folder
+from harness.dataset.rows import of_folder, without_collection
 from harness.dataset.study import study_of
 from harness.records import no_records
 from harness.report.text_table import show
 
 
+@without_collection()
 def run(
     folder: Path, as_json: bool, wide: bool, price: float | None, log: Path | None, campaign: str | None
 ) -> int:

@@ -14,6 +14,7 @@ from harness.cli import NOT_OK, OK, Mistake, results, say
 from harness.cli.pages import PUBLIC_SPEEDS, REPORTS, open_page
 from harness.cli.results import Source
 from harness.dataset.energy import with_energy
+from harness.dataset.rows import without_collection
 from harness.dataset.study import Study, study_of, timed
 from harness.records import ResultsError
 from harness.records.files import write_output
@@ -36,6 +37,7 @@ class Shown:
     page: Callable[[], str]
 
 
+@without_collection()
 def run(arguments: argparse.Namespace) -> int:
     """Print the tables, or write the page and print its path. Raises ResultsError if there is
     nothing to show."""

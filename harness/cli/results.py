@@ -13,7 +13,7 @@ from harness.base import data
 from harness.base.text import few, plural
 from harness.cli import say
 from harness.dataset import sql, table
-from harness.dataset.rows import Found, Judged, of_folder
+from harness.dataset.rows import Found, Judged, of_folder, without_collection
 from harness.dataset.study import Study, study_of, with_series
 from harness.records import ResultsError, no_records
 from harness.share.bundle import SUFFIX, as_folder, is_bundle
@@ -26,6 +26,7 @@ class Source(NamedTuple):
     found: Found
 
 
+@without_collection()
 def load_results(*paths: str | Path, baseline: str | Path | None = None) -> Study:
     """Results folders, bundles, `published/NAME`, or one log that `harness fit` can read. `baseline`: records
     to compare with. Raises ResultsError, LogError."""
@@ -68,11 +69,14 @@ def study(
     shown = of_records(sources, campaign)
     title = ", ".join(path.resolve().name.removesuffix(SUFFIX) for path in paths)
     first = [*shown.cells, *shown.checks, *shown.searches, *shown.scores][0]
-    from harness.recommend.answer import with_predictions  # slow to import
-
     with contextlib.ExitStack() as stack:
         compared = of_records(read([baseline], stack)) if baseline else None
-        return with_predictions(with_series(shown, title, compared), paths), first["machine"]
+        shown = with_series(shown, title, compared)
+    if proved := [path for path in paths if (path / data.RECOMMENDED).is_dir()]:
+        from harness.recommend.answer import with_predictions  # slow to import
+
+        shown = with_predictions(shown, proved)
+    return shown, first["machine"]
 
 
 def of_records(sources: Sequence[Source], campaign: str | None = None) -> Study:

@@ -18,6 +18,7 @@ from harness.base.text import csv_text, sized
 from harness.cli import OK, Mistake
 from harness.cli.options import add_json, add_results, add_wide
 from harness.dataset import sql
+from harness.dataset.rows import without_collection
 from harness.dataset.sql import Answer, QueryError
 from harness.records.files import write_output
 from harness.report.text_table import Table
@@ -42,6 +43,7 @@ def add(parser: argparse.ArgumentParser) -> None:
     add_wide(parser)
 
 
+@without_collection()
 def run(arguments: argparse.Namespace) -> int:
     """Answer the query. Raises Mistake, QueryError, ResultsError."""
     if not 0 < arguments.timeout <= 1e6:

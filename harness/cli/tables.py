@@ -59,7 +59,8 @@ def show_cells_table(study: Study, as_json: bool, wide: bool) -> None:
 def print_rows(study: Study) -> None:
     """Print one array, a row a line: of each repeat, search and score."""
     rows = [*study.repeats, *study.searches, *study.scores]
-    print("[" + ",\n ".join(json.dumps(row, allow_nan=False) for row in rows) + "]")
+    encode = json.JSONEncoder(allow_nan=False).encode
+    print("[" + ",\n ".join(map(encode, rows)) + "]")
 
 
 def cells_blocks(study: Study) -> Iterator[Block]:

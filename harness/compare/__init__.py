@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from typing_extensions import TypedDict
 
@@ -14,7 +15,7 @@ from harness.compare.cells import NAMES_SHOWN, Cells, difference, lost, path, sa
 from harness.compare.judge import INVALID, WORSE, MetricChange, Runs, SharedFigures, judged
 from harness.compare.sides import Key, Side
 from harness.compare.surroundings import changed
-from harness.records import Record, ResultsError
+from harness.records import ResultsError, Stored
 
 __all__ = ["DEFAULT_THRESHOLD", "Comparison", "compare"]
 
@@ -49,27 +50,36 @@ class Differing(TypedDict):
     cells: list[str] | None
 
 
+OfSides = Mapping[str, tuple[Sequence[Stored], Sequence[Stored]]]
+"""By name, the records of a cell on either side."""
+
+
 @dataclass(frozen=True)
 class Comparison:
     """The result of a comparison.
 
     `rows`: one per cell and metric, with its verdict; `fails` marks a regression in --fail-on that is not one
-    bad night. `environment`: other differences between the sides, with their cells. `not_compared`: cells
-    with reasons. `partial`: cells without some of their new repeats, with reasons. `damages`: records that
-    cannot be read. `notes`: records left out on purpose. `shared`: by metric, the shift that all cells share,
-    and the noise between campaigns. `paired`: both sides were measured in one campaign, round by round.
+    bad night. `records`: of each cell, on either side. `not_compared`: cells with reasons. `partial`: cells
+    without some of their new repeats, with reasons. `damages`: records that cannot be read. `notes`: records
+    left out on purpose. `shared`: by metric, the shift that all cells share, and the noise between campaigns.
+    `paired`: both sides were measured in one campaign, round by round.
     """
 
     base: str
     new: str
     rows: Sequence[Change]
-    environment: Sequence[Differing]
+    records: OfSides
     not_compared: Sequence[Lost]
     partial: Sequence[Lost]
     damages: Sequence[str]
     notes: Sequence[str]
     shared: Sequence[SharedFigures] = ()
     paired: bool = False
+
+    @cached_property
+    def environment(self) -> list[Differing]:
+        """Other differences between the sides. Reads the records; raises ResultsError."""
+        return differing(self.records)
 
     @property
     def compared(self) -> bool:
@@ -91,7 +101,7 @@ def compare(base: Side, new: Side, fail_on: Mapping[str, float]) -> Comparison:
     DEFAULT_THRESHOLD and never fail.
     """
     before, after = Cells(base), Cells(new)
-    moved = same_weights(before.examples(), after.examples())
+    moved = same_weights(before, after)
     after.rename(moved)
     names = before.names() | after.names()
     common = [key for key in before if key in after]
@@ -117,9 +127,7 @@ def compare(base: Side, new: Side, fail_on: Mapping[str, float]) -> Comparison:
         new=new.name,
         rows=rows,
         shared=verdicts.shared,
-        environment=list(
-            differing({names[key]: (before.records(key), after.records(key)) for key in common})
-        ),
+        records={names[key]: (before.stored(key), after.stored(key)) for key in common},
         not_compared=[{**_cell(names[key], key), "reason": why} for key, why in not_compared.items()],
         partial=[{**_cell(name, of[name]), "reason": now} for name, (_, now) in in_part.items() if now],
         damages=[*before.damages, *after.damages],
@@ -161,9 +169,8 @@ def _why_not(before: Cells, after: Cells, key: Key) -> str | None:
 
 
 def _moved(before: Cells, after: Cells, keys: Iterable[Key], names: Mapping[Key, str]) -> Iterator[str]:
-    was, now = before.examples(), after.examples()
     for key in keys:
-        paths = path(was[key]), path(now[key])
+        paths = path(before.example(key)), path(after.example(key))
         if paths[0] != paths[1]:
             yield f"{names[key]}: the weights have the same content in {paths[0]} and in {paths[1]}"
 
@@ -171,7 +178,6 @@ def _moved(before: Cells, after: Cells, keys: Iterable[Key], names: Mapping[Key,
 def _alone(cells: Cells, others: Cells, where: str, names: Mapping[Key, str]) -> dict[Key, str]:
     """The cells that only one side has, with the reason."""
     found = {}
-    mine, theirs = cells.examples(), others.examples()
     named = {(*key[:2], names[key]): key for key in others}
     for key in cells:
         if key in others:
@@ -180,7 +186,7 @@ def _alone(cells: Cells, others: Cells, where: str, names: Mapping[Key, str]) ->
         elsewhere = [f"{m} ({d})" for m, d, c in others if c == cell]
         found[key] = f"only the {where} it on this machine and device"
         if other := named.get((machine, device, names[key])):
-            apart = difference(mine[key], theirs[other])
+            apart = difference(cells.example(key), others.example(other))
             found[key] += f"; the other side's cell of this name has {apart}: harness ab compares two"
         if elsewhere:
             found[key] = (
@@ -204,11 +210,15 @@ def _nothing_in_common(base: Side, before: Cells, new: Side, after: Cells, names
     return f"no cell in common: {', '.join(words)}; {hint}"
 
 
-def differing(records: Mapping[str, tuple[Sequence[Record], Sequence[Record]]]) -> Iterator[Differing]:
-    """Each difference between the records of two sides once, with the cells it applies to; null: all."""
+def differing(records: OfSides) -> list[Differing]:
+    """Each difference between the records of two sides once, with the cells it applies to; None: all. Raises
+    ResultsError if a record cannot be read."""
     found: dict[tuple[str, str, str], list[str]] = {}
-    for name, (before, after) in records.items():
+    for name, sides_of_cell in records.items():
+        before, after = ([stored.record for stored in side] for side in sides_of_cell)
         for each in changed(before, after):
             found.setdefault((each["what"], each["before"], each["after"]), []).append(name)
-    for (what, was, now), cells in found.items():
-        yield {"what": what, "base": was, "new": now, "cells": None if len(cells) == len(records) else cells}
+    return [
+        {"what": what, "base": was, "new": now, "cells": None if len(cells) == len(records) else cells}
+        for (what, was, now), cells in found.items()
+    ]

@@ -20,7 +20,7 @@ from harness.compare.cells import lost
 from harness.compare.judge import WORSE, settle, unjudged
 from harness.dataset import table
 from harness.dataset.study import load_study
-from harness.records import Record, ResultsError, Stored
+from harness.records import ResultsError, Stored
 
 SIDES = ("A", "B")
 ON_SIDE = {side: f"on side {side}" for side in SIDES}
@@ -108,7 +108,7 @@ class Rounds:
             base=sides[0],
             new=sides[1],
             rows=sorted(rows, key=lambda row: self.pairs.index(row["name"])),
-            environment=self.environment(),
+            records=self.records,
             not_compared=[
                 {**self._cell(pair), "reason": self.why_not(pair)}
                 for pair in self.pairs
@@ -174,7 +174,7 @@ class Rounds:
 
     def _cell(self, pair: str) -> compare.OfCell:
         """The pair, as the cell of side B."""
-        record = self._records(pair, "B")[-1]
+        record = self._stored(pair, "B")[-1].record
         return {
             "name": pair,
             "cell": record["cell"],
@@ -182,16 +182,13 @@ class Rounds:
             "device": record["asked"]["device"],
         }
 
-    def _records(self, pair: str, side: str) -> list[Record]:
-        return [stored.record for _, stored in self._counting(pair, side).values()]
+    def _stored(self, pair: str, side: str) -> list[Stored]:
+        return [stored for _, stored in self._counting(pair, side).values()]
 
-    def environment(self) -> list[compare.Differing]:
-        """Differences between the sides, with the pairs that they apply to; None: all."""
-        return list(
-            compare.differing(
-                {pair: (self._records(pair, "A"), self._records(pair, "B")) for pair in self.pairs}
-            )
-        )
+    @property
+    def records(self) -> compare.OfSides:
+        """By pair, the records of both sides."""
+        return {pair: (self._stored(pair, "A"), self._stored(pair, "B")) for pair in self.pairs}
 
     def why_not(self, pair: str, named: Mapping[str, str] = ON_SIDE) -> str:
         """Why a pair has no figure. `named`: the sides, as the answer has them."""

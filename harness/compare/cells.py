@@ -77,12 +77,13 @@ class Cells:
     def rows(self, key: Key) -> list[Row]:
         return [run.row for run in self._runs[key]]
 
-    def records(self, key: Key) -> list[Record]:
-        return [run.stored.record for run in self._runs[key]]
+    def stored(self, key: Key) -> list[Stored]:
+        return [run.stored for run in self._runs[key]]
 
-    def examples(self) -> dict[Key, Record]:
-        """A record of each cell: of those that got ready to run, if there are any."""
-        return {key: max(self.records(key), key=lambda record: "environment" in record) for key in self}
+    def example(self, key: Key) -> Record:
+        """The first record of a cell that got ready to run, if there is one."""
+        every = self.stored(key)
+        return next((each.record for each in every if "environment" in each.record), every[0].record)
 
     def weights(self, key: Key) -> set[str]:
         """Sources of its weights: synthetic, path or hub."""
@@ -113,11 +114,11 @@ def statuses(rows: Sequence[Row]) -> str:
     return list_named([*words], NAMES_SHOWN)
 
 
-def same_weights(before: Mapping[Key, Record], after: Mapping[Key, Record]) -> dict[Key, Key]:
+def same_weights(before: Cells, after: Cells) -> dict[Key, Key]:
     """Map a new cell's key to the key of the baseline's cell with equal weights, and all else equal. Keys on
     both sides, and keys with several matches, are left out."""
-    theirs = _by_content({key: record for key, record in before.items() if key not in after})
-    ours = _by_content({key: record for key, record in after.items() if key not in before})
+    theirs = _by_content({key: before.example(key) for key in before if key not in after})
+    ours = _by_content({key: after.example(key) for key in after if key not in before})
     return {
         keys[0]: theirs[what][0] for what, keys in ours.items() if len(keys) == len(theirs.get(what, ())) == 1
     }

@@ -17,7 +17,6 @@ from harness import records
 from harness.analysis.columns import Repeat
 from harness.analysis.figures import COMPARED, Figure
 from harness.analysis.steps import Level, levels
-from harness.analysis.verdicts import USABLE, status
 from harness.base.text import few
 from harness.compare.surroundings import changed
 from harness.dataset import nights, table
@@ -116,7 +115,7 @@ def history(root: Path, results: Found | None = None) -> History:
     warnings = results.skipped
     if not (judged := results.own):
         raise ResultsError("; ".join([f"{root}: no records of measurements", *few(warnings)]))
-    study = study_of(judged)
+    study = study_of(judged, with_cells=False)
     nightly = nights.nights(judged, study, root)
     campaigns = {night["campaign"] for night in nightly}
     late = set(filter(table.from_the_future, campaigns))
@@ -142,22 +141,20 @@ def _cells(nightly: Sequence[NightRow]) -> dict[Cell, list[Night]]:
     for night in nightly:
         if night["usable"]:
             devices.setdefault((night["kind"], night["cell"], night["machine"]), set()).add(night["device"])
-    ran: list[tuple[Cell, NightRow]] = []
-    for night in nightly:
+    cells: dict[Cell, dict[str, list[NightRow]]] = {}
+    for night in sorted(nightly, key=lambda night: (night["place"], night["began"])):
         kind, name, machine = night["kind"], night["cell"], night["machine"]
         measured = devices.get((kind, name, machine), set())
         device = next(iter(measured)) if len(measured) == 1 else night["device"]
-        ran.append((Cell(kind, name, machine, str(device)), night))
+        campaigns = cells.setdefault(Cell(kind, name, machine, str(device)), {})
+        campaigns.setdefault(night["campaign"], []).append(night)
 
-    def order(run: tuple[Cell, NightRow]) -> tuple[object, ...]:
-        cell, night = run
-        kind, size = (cell.kind != "measured", cell.kind == "scored"), by_size(night["model"])
-        return kind, size, cell.machine, cell.name, cell.device, night["place"], night["began"]
+    def order(cell: Cell) -> tuple[object, ...]:
+        ((first, *_), *_) = cells[cell].values()
+        kind, size = (cell.kind != "measured", cell.kind == "scored"), by_size(first["model"])
+        return kind, size, cell.machine, cell.name, cell.device
 
-    cells: dict[Cell, dict[str, list[NightRow]]] = {}
-    for cell, night in sorted(ran, key=order):
-        cells.setdefault(cell, {}).setdefault(night["campaign"], []).append(night)
-    return {cell: [*campaigns.values()] for cell, campaigns in cells.items()}
+    return {cell: [*cells[cell].values()] for cell in sorted(cells, key=order)}
 
 
 def _names(cells: Mapping[Cell, Sequence[Night]]) -> list[str]:
@@ -267,9 +264,9 @@ def _steps(series: Series, root: Path) -> Iterator[Step]:
     def around(places: Iterable[int]) -> list[Record]:
         """The usable records of the first nights with a figure; a failed repeat may lack its surroundings."""
         ran = sorted([night for night in places if series.values[night] is not None][:COMPARED_NIGHTS])
-        folders = [folder for night in ran for row in series.nights[night] for folder in row["folders"]]
-        every = [records.read(root / folder / "record.json") for folder in folders]
-        return [record for record in every if status(record)[0] in USABLE]
+        rows = [row for night in ran for row in series.nights[night]]
+        folders = [folder for row in rows for folder in row["usable_folders"]]
+        return [records.read(root / folder / "record.json") for folder in folders]
 
     began = series.began
     for before, after in pairwise(series.levels):

@@ -22,7 +22,8 @@ NightRow = dict[str, Any]
 
 `place` sorts campaigns, `began` is the start of one. `ok`, `usable`: how many of its `repeats` are. `why`:
 the reasons of those that are not ok. Each metric: the mean over its ok repeats; `_error`: its relative
-standard error from these, of two or more. `folders`: of the records, relative to the results folder."""
+standard error from these, of two or more. `folders`, `usable_folders`: of the records, relative to the
+results folder."""
 
 
 def columns() -> dict[str, type]:
@@ -63,10 +64,12 @@ def nights(judged: Sequence[Judged], study: Study, root: Path) -> list[NightRow]
     for row, folder in rows:
         key = (row["kind"], row["cell"], row["machine"], row["device"], row["campaign"])
         found.setdefault(key, []).append((row, folder))
-    return [_night([row for row, _ in ran], [folder for _, folder in ran], began) for ran in found.values()]
+    return [_night(ran, began) for ran in found.values()]
 
 
-def _night(rows: Sequence[AnyRow], folders: list[str], began: Mapping[str, tuple[str, str]]) -> NightRow:
+def _night(ran: Sequence[tuple[AnyRow, str]], began: Mapping[str, tuple[str, str]]) -> NightRow:
+    rows = [row for row, _ in ran]
+    usable = [folder for row, folder in ran if row["status"] in USABLE]
     first = rows[0]
     place, start = began[first["campaign"]]
     return {
@@ -78,9 +81,10 @@ def _night(rows: Sequence[AnyRow], folders: list[str], began: Mapping[str, tuple
         "began": start,
         "repeats": len(rows),
         "ok": sum(row["status"] == "ok" for row in rows),
-        "usable": sum(row["status"] in USABLE for row in rows),
+        "usable": len(usable),
         "why": why([row for row in rows if row["status"] != "ok"]),
-        "folders": folders,
+        "folders": [folder for _, folder in ran],
+        "usable_folders": usable,
         **_figures(rows),
     }
 
@@ -92,19 +96,24 @@ def _latest(rows: Rows) -> Iterable[tuple[AnyRow, str]]:
     return found.values()
 
 
+_BY_STATUSES = {
+    statuses: [metric for metric in COMPARED if metric.statuses == statuses]
+    for statuses in {metric.statuses for metric in COMPARED}
+}
+_NO_FIGURES = {name: None for metric in COMPARED for name in (metric.name, error_of(metric))}
+
+
 def _figures(rows: Sequence[AnyRow]) -> dict[str, float | None]:
-    figures: dict[str, float | None] = {}
-    counted = {
-        statuses: [row for row in rows if row["status"] in statuses]
-        for statuses in {metric.statuses for metric in COMPARED}
-    }
-    for metric in COMPARED:
-        values = [value for row in counted[metric.statuses] if (value := metric.value(row)) is not None]
-        error = None
-        if len(values) > 1:
-            error = statistics.stdev(map(math.log, values)) / math.sqrt(len(values))
-        figures[metric.name] = statistics.fmean(values) if values else None
-        figures[error_of(metric)] = error
+    figures: dict[str, float | None] = {**_NO_FIGURES}
+    for statuses, metrics in _BY_STATUSES.items():
+        counted = [row for row in rows if row["status"] in statuses]
+        for metric in metrics:
+            values = [value for row in counted if (value := metric.value(row)) is not None]
+            if values:
+                figures[metric.name] = statistics.fmean(values)
+            if len(values) > 1:
+                error = statistics.stdev(map(math.log, values)) / math.sqrt(len(values))
+                figures[error_of(metric)] = error
     return figures
 
 

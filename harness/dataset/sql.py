@@ -164,12 +164,12 @@ def _connection(root: Path, text: str) -> duckdb.DuckDBPyConnection:
 
     found = of_folder(root)
     judged = found.own
-    study = study_of(judged)
+    words = {word.lower() for word in re.findall(r"\w+", text)}
+    study = study_of(judged, with_cells="cells" in words)
     for warning in [*found.skipped, *study.warnings]:
         say(warning)
     if not judged:
         say(f"{root}: no records of measurements")
-    words = {word.lower() for word in re.findall(r"\w+", text)}
     if (series := SERIES.keys() & words) and not is_utf8(str(root.absolute())):  # Arrow opens no such path
         unread = " and ".join(sorted(series))
         raise QueryError(f"{root}: its name is not UTF-8, so {unread} cannot be read: rename it")

@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
@@ -277,31 +277,31 @@ def load_study(stored: Sequence[Stored]) -> Study:
     return study_of(judge(stored))
 
 
-def study_of(judged: Sequence[Judged]) -> Study:
+def study_of(judged: Sequence[Judged], with_cells: bool = True) -> Study:
     """All rows of records that were judged. What takes longer to read is left to attributions() and
-    with_series().
+    with_series(). `with_cells`: whether their rows are needed, too.
 
     Records that cannot be analysed are left out, with a warning each."""
     try:
-        return _study_of(judged)
+        return _study_of(judged, with_cells)
     except FAULTS:  # one record must not end the analysis of all: find it
-        faults = {each.stored.folder: fault for each in judged if (fault := _fault(each))}
+        faults = {each.stored.folder: fault for each in judged if (fault := _fault(each, with_cells))}
         if not faults:
             raise
-        study = _study_of([each for each in judged if each.stored.folder not in faults])
+        study = _study_of([each for each in judged if each.stored.folder not in faults], with_cells)
         return replace(study, warnings=[*faults.values(), *study.warnings])
 
 
-def _fault(each: Judged) -> str | None:
+def _fault(each: Judged, with_cells: bool) -> str | None:
     """Why a record cannot be analysed, as a sentence; None: it can."""
     try:
-        _study_of([each])
+        _study_of([each], with_cells)
     except FAULTS as fault:
         return f"{each.stored.folder}: left out, cannot be analysed: {fault!r}"
     return None
 
 
-def _study_of(judged: Sequence[Judged]) -> Study:
+def _study_of(judged: Sequence[Judged], with_cells: bool) -> Study:
     warnings = [damage for each in judged if (damage := each.facts["damage"])]
     ordered = sorted(
         (each for each in judged if not each.facts["damage"]), key=lambda each: by_size(each.facts["model"])
@@ -322,8 +322,10 @@ def _study_of(judged: Sequence[Judged]) -> Study:
     fitted = [_fitted(row) for row in repeats]
     stored = [each.stored for each in repeated]
     compare(repeats, stored, checks, scores)
-    cells = dataset_table.with_unique_names(pooled(repeats, repeated))
-    cells, prefill = _with_prefill(cells, repeats, repeated, warnings)
+    cells, prefill = list[Cell](), dict[str, Mapping[int, Curve]]()
+    if with_cells:
+        cells = dataset_table.with_unique_names(pooled(repeats, repeated))
+        cells, prefill = _with_prefill(cells, repeats, repeated, warnings)
     for row in repeats:  # cells pool facts that a single repeat does not have
         flags.withhold(row)
     ran = [each for each in ordered if each.facts["kind"] not in ("checked", "scored")]
@@ -400,14 +402,15 @@ def _with_prefill(
 ) -> tuple[list[Cell], dict[str, Mapping[int, Curve]]]:
     """The cells with the analysis of their prefill passes, and the passes of each; of the repeats that a
     cell's figures come from, or of the record behind its row."""
+    with_passes = [cell for cell in cells if cell["workload"] == "prefill" or cell["kind"] == "reported"]
+    if not with_passes:
+        return [*cells], {}
     of_row = _by_row(repeats, judged)
     behind = {dataset_table.cell_identity(row): of_row[id(row)] for row in repeats}
     shown_repeats = dataset_table.shown_repeats(repeats)
     swept: dict[str, _Sweep] = {}
     campaigns = []
-    for cell in cells:
-        if cell["workload"] != "prefill" and cell["kind"] != "reported":
-            continue
+    for cell in with_passes:
         last = behind[dataset_table.cell_identity(cell)]
         shown = shown_repeats.get(cell["content_key"], [])
         read = [of_row[id(row)] for row in shown if ok(row)] or [last]
@@ -525,6 +528,7 @@ def _fitted(row: Repeat) -> dict[str, float | str | None]:
     return {"B_ms": row["B_ms"], "W_tokens_per_ms": row["W_tokens_per_ms"]}
 
 
+@cache
 def by_size(model: str) -> list[tuple[float, str]]:
     """Sort key of a model's name by size: 0.5b, 1.8b, 14b, 110b."""
     return [(float(number or 0), word) for number, word in re.findall(r"(\d+(?:\.\d+)?)|(\D+)", model)]

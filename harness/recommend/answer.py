@@ -15,6 +15,7 @@ from typing_extensions import TypedDict
 
 from harness.analysis.columns import Cell as ColumnsCell
 from harness.analysis.quality import EQUAL_KLD
+from harness.base.data import RECOMMENDED
 from harness.recommend import evidence
 from harness.recommend.candidates import Candidate
 from harness.recommend.commands import measured_name
@@ -290,17 +291,14 @@ HEADING = "predictions"
 
 def with_predictions(study: Study, folders: Iterable[Path]) -> Study:
     """The study with outcomes of predictions that `harness recommend --prove` stored in these results."""
-    proved = [folder for folder in folders if (folder / FOLDER).is_dir()]
-    if not proved:
+    outcomes = [sentence for folder in folders if (sentence := outcomes_so_far(folder))]
+    if not outcomes:
         return study
-
-    found = [sentence for folder in proved if (sentence := outcomes_so_far(folder))]
     known = [how_far_off(family) for family, phase in evidence.table() if phase == DECODE]
-    further = {**study.further_methods, HEADING: [*found, *known]}
-    return replace(study, further_methods=further) if found else study
+    return replace(study, further_methods={**study.further_methods, HEADING: [*outcomes, *known]})
 
 
-FOLDER, NAME = "recommended", "outcomes.jsonl"  # in the results folder
+NAME = "outcomes.jsonl"  # in the folder RECOMMENDED of the results
 
 
 class Outcome(TypedDict):
@@ -357,14 +355,14 @@ def error(outcome: Outcome) -> float:
 
 def keep_outcome(results: Path, outcome: Outcome) -> None:
     """Append an outcome."""
-    with (results / FOLDER / NAME).open("a", encoding="utf-8") as file:
+    with (results / RECOMMENDED / NAME).open("a", encoding="utf-8") as file:
         file.write(json.dumps(outcome) + "\n")
 
 
 def outcomes_so_far(results: Path) -> str | None:
     """The error of all predictions that were measured; null without any. A damaged line does not count."""
     try:
-        lines = (results / FOLDER / NAME).read_text(encoding="utf-8").splitlines()
+        lines = (results / RECOMMENDED / NAME).read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError):
         return None
     errors, inside = [], 0

@@ -9,16 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from typing_extensions import NotRequired, is_typeddict
 
-from harness.report import longest, memory, parts, prefill, speculation, turns, users
+from harness.report import longest, memory, parts, prefill
 from harness.report.plots import Chart, Mark
 
 COLUMNS = [
     *((longest.ContextRow, column) for column in longest.COLUMNS),
     *((memory.MemoryRow, column) for columns in memory.TABLES.values() for column in columns),
     *((prefill.SweepRow, column) for column in prefill.COLUMNS),
-    *((speculation.GuessedRow, column) for column in speculation.COLUMNS),
-    *((turns.ConversationRow, column) for column in turns.COLUMNS),
-    *((users.OfUsers, column) for column in users.COLUMNS),
 ]
 PATHS = [
     *(
@@ -26,8 +23,8 @@ PATHS = [
         for kind, column in COLUMNS
         if (path := getattr(column.text, "keywords", {}).get("path"))
     ),
-    *((longest.ContextRow, shown.path, shown.name) for shown in longest.SHOWN),
-    *((memory.Moment, part.path, part.name) for part in (*memory.PARTS, memory.TOTAL)),
+    *((longest.ContextRow, path, name) for name, path, *_ in longest.SHOWN),
+    *((memory.Moment, part.path, part.name) for part in memory.PARTS),
 ]
 MARK = Mark("#123456", "circle")
 
@@ -64,7 +61,7 @@ def test_a_series_has_a_place_in_the_legend_and_a_hover_text_or_none():
     assert (theory["name"], theory["mode"], theory["hoverinfo"]) == ("a&lt;b", "lines", "skip")
     assert theory["meta"] == {"v": 3, "kind": "theory"}
     known = {"theory": ("T", "dotted, T"), "ridge": ("R", "open, R")}
-    chart = Chart("n", "t", "A of B.", [theory], {}, (), (), known=known)
+    chart = Chart("n", "t", "A of B.", [theory], {}, known=known)
     assert (chart.overlays, chart.text) == ({"theory": "T"}, "A of B; dotted, T.")
     symbols = parts.scatter("a", [1], [2], MARK, "%{x}", 0, marker={"size": 3}, cliponaxis=False)
     assert symbols["hovertemplate"] == "%{x}<extra>%{fullData.name}</extra>"

@@ -205,7 +205,7 @@ def _check_options(arguments: argparse.Namespace) -> None:
             what = f"with --{view}" if view else "for a page; its tables: --format json"
             raise Mistake(f"--{option.replace('_', '-')} has no effect {what}")
     if PUBLIC_SPEEDS in arguments.dir and view not in (None, "format"):
-        raise Mistake(f"{PUBLIC_SPEEDS} are speeds without records: only a page and --format show them")
+        raise Mistake(f"{PUBLIC_SPEEDS} are speeds without records: only their table and --format show them")
 
 
 def _view(arguments: argparse.Namespace) -> int:

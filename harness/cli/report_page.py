@@ -18,7 +18,7 @@ from harness.dataset.study import Study, study_of, timed
 from harness.records import ResultsError
 from harness.records.files import write_output
 from harness.records.foreign.log import LogError
-from harness.report import machines, png
+from harness.report import exports, machines, png
 from harness.report import page as report_page
 from harness.report import serve as report_serve
 from harness.report.plots import Chart
@@ -80,7 +80,7 @@ def _shown(arguments: argparse.Namespace, stack: contextlib.ExitStack) -> Shown:
     return Shown(
         name,
         study.warnings,
-        report_page.titled(study),
+        png.titled(study),
         lambda: _tables(study, arguments.format),
         lambda: report_page.page(study),
     )
@@ -123,14 +123,14 @@ def _rows(source: Source) -> machines.Rows:
 
 def _tables(study: Study, form: str) -> str:
     if form == "md":
-        return report_page.markdown(study)
+        return exports.markdown(study)
     if form == "json":
-        return report_page.json(study.rows)
+        return exports.json(study.rows)
     rows = [row for row in study.rows if timed(row) in (None, "depth")]
     if left := len(study.rows) - len(rows):
         cells = plural(left, "cell")
         say(f"{cells} of prefill, turns or batch left out: their figures are in --format md and --export csv")
-    return report_page.csv(rows)
+    return exports.csv(rows)
 
 
 def serve(paths: list[Path], baseline: Path | None, port: int) -> int:
@@ -162,26 +162,24 @@ def serve(paths: list[Path], baseline: Path | None, port: int) -> int:
 
 
 def public_speeds(arguments: argparse.Namespace) -> int:
-    """Print the table of public speeds, or write its page. Raises Mistake."""
+    """Print the tables of public speeds. Raises Mistake."""
     from harness.report import public_speeds as report_public_speeds
     from harness.theory import public_speeds as speeds
 
-    if len(arguments.dir) > 1 or arguments.baseline or arguments.png:
+    if len(arguments.dir) > 1 or arguments.baseline or arguments.png or arguments.open:
         raise Mistake(
-            f"{PUBLIC_SPEEDS} are speeds without records: give it alone, and no --baseline or --png"
+            f"{PUBLIC_SPEEDS} are speeds without records: give it alone, and no --baseline, --png or --open"
         )
     forms = {
+        None: report_public_speeds.terminal,
         "md": report_public_speeds.markdown,
         "csv": report_public_speeds.csv,
         "json": report_public_speeds.json,
     }
-    text = forms.get(arguments.format, report_public_speeds.html)(speeds.rows())
-    output = arguments.output
-    if output is None and arguments.format is None:
-        output = REPORTS / f"{PUBLIC_SPEEDS.name}.html"
-    if output is None:
+    text = forms[arguments.format](speeds.rows())
+    if arguments.output is None:
         print(text, end="")
     else:
-        write_output(output, text)
-        print(output.absolute())
+        write_output(arguments.output, text)
+        print(arguments.output.absolute())
     return OK

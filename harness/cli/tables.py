@@ -12,10 +12,11 @@ from harness.analysis.warnings import Warnings
 from harness.base.text import list_named, plural
 from harness.cli import say
 from harness.dataset.study import Study, timed
-from harness.report import depth, prefill, quality, summary, tables, turns, users
+from harness.report import prefill, quality, summary, tables
 from harness.report.closing import sentences
 from harness.report.text_table import ANSWER, DISTURBED, FAILED, REMARK, WARNED, Block, Note, Table, show
 from harness.report.timed_rows import with_prompts
+from harness.report.workloads import WORKLOADS
 
 # The table of searches that `harness run` and `harness report --list` print.
 
@@ -87,12 +88,9 @@ def tables_of_workloads(rows: Sequence[Cell]) -> Iterator[Table]:
         yield tables.cells(decodes)
     if swept := [row for row in others if timed(row) == prefill.KIND]:
         yield tables.in_terminal((*prefill.SHORT, tables.STATUS), prefill.shown(swept))
-    if deep := [row for row in others if timed(row) == depth.KIND]:
-        yield tables.in_terminal((*depth.columns(deep), tables.STATUS), deep)
-    if talks := [row for row in others if timed(row) == turns.KIND]:
-        yield tables.in_terminal((*turns.COLUMNS, tables.STATUS), turns.shown(talks))
-    if several := [row for row in others if timed(row) == users.KIND]:
-        yield tables.in_terminal((*users.COLUMNS, tables.STATUS), users.shown(several))
+    for kind, workload in WORKLOADS.items():
+        if shown := [row for row in others if timed(row) == kind]:
+            yield tables.in_terminal((*workload.columns(shown), tables.STATUS), workload.shown(shown))
 
 
 def _failures(rows: Sequence[Cell]) -> Iterator[Note]:

@@ -212,14 +212,6 @@ def size_measure(named: Named) -> SizeMeasure:
     return max(SIZES, key=lambda size: sum(bool(size.of(row)) for _, row in named))
 
 
-def goals_size(row: Cell, measure: SizeMeasure) -> tuple[float | None, SizeMeasure]:
-    """Bytes of a row by this measure, else by the first other that it has; and the measure."""
-    for size in (measure, *SIZES):
-        if (value := size.of(row)) is not None:
-            return value, size
-    return None, measure
-
-
 def _size(size: SizeMeasure) -> Measure:
     def of(row: Cell) -> Value | None:
         value = size.of(row)

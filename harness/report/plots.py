@@ -62,13 +62,13 @@ class Mark:
 
 @dataclass(frozen=True)
 class Chart:
-    """One figure of plotly.js with its text alternatives.
+    """One figure of plotly.js with its caption; the tables of the page have what it draws.
 
-    `name`: of the file. `headers`, `rows`: the data as a table. `switch`: the y axis can switch to
+    `name`: of the file. `switch`: the y axis can switch to
     logarithmic. `across`: figures per row on a wide screen. `legend_of`: title of the legend. `known`: by
     kind the label and words of the caption, of traces that a switch hides together. `signs`: further entries
     of a PNG file's legend. `meta` of a trace, for page.js: `v`, its entry of the legend; `kind`, of an
-    overlay; `chosen`, shown only once its variant is selected; `low`, `top` and `peak` of its y.
+    overlay; `low`, `top` and `peak` of its y.
     """
 
     name: str
@@ -76,8 +76,6 @@ class Chart:
     caption: str
     data: list[Plotly]
     layout: Plotly
-    headers: Sequence[str]
-    rows: Sequence[Sequence[str]]
     height: int = 460
     switch: bool = False
     across: int = 1

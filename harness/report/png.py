@@ -9,8 +9,9 @@ from pathlib import Path
 
 from harness.dataset.study import Study
 from harness.records import ResultsError
-from harness.report.page import sections
-from harness.report.plots import Chart, Plotly, plain_figure
+from harness.report import answers, picture
+from harness.report.page import figures_chapters, sections
+from harness.report.plots import Chart, Plotly, marks, plain_figure, style_key
 
 WIDTH, SCALE = 1200, 2  # of a PNG file: CSS pixels, and device pixels per CSS pixel
 LEGEND_ROW, LEGEND_COLUMNS = 22, 4
@@ -19,6 +20,17 @@ LEGEND_SIGN, LEGEND_CHARACTER = 60, 8  # px of an entry: its sign, and a charact
 
 class FiguresError(Exception):
     """The figures cannot be drawn; the message is one sentence with the reason."""
+
+
+def titled(study: Study) -> list[tuple[str, Sequence[Chart]]]:
+    """Every figure and picture of the page, by the title of its section."""
+    key = style_key(study)
+    pictured = [
+        (group.title, [picture.figure(of, *key) for of in picture.pictures(group, marks(study))])
+        for group in answers.groups(study)
+    ]
+    in_chapters = [part for chapter in figures_chapters(study).values() for part in chapter.figures.items()]
+    return [*pictured, *sections(study).values(), *in_chapters]
 
 
 def write(folder: Path, parts: Sequence[tuple[str, Sequence[Chart]]]) -> list[Path]:
@@ -88,8 +100,6 @@ def whole_figure(figure: Chart, title: str) -> Plotly:
     data = []
     for place, trace in enumerate([*figure.data, *figure.signs]):
         meta = trace.get("meta", {})
-        if meta.get("chosen"):
-            continue  # nothing is selected in a file
         kind = meta.get("kind")
         of = meta.get("v", place) if kind is None else kind
         named = kind is None or kind in figure.overlays

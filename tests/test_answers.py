@@ -177,10 +177,6 @@ CASES: dict[str, tuple[list[dict[str, Any]], int, tuple[str, ...], str, str]] = 
         ],
         *(QUALITY, ("a v0.0001", "a v0.015"), "KLD 0.00010 to 0.01500, not distinguishable", ""),
     ),
-    "bits where nothing was scored": (
-        [row("a q4", bpw=4.5, tokens_per_s=1.0), row("a q8", bpw=8.5)],
-        *(QUALITY, ("a q8",), "8.50 bits per weight", "by bits per weight: no perplexity is known"),
-    ),
     "a file with the perplexity that it comes with": (
         [row("a q2", file_bytes=298e6, perplexity=62.14), row("a q8", file_bytes=664e6, perplexity=34.22)],
         *(SMALLEST, ("a q2",), "298 MB file, perplexity 62.14", ""),

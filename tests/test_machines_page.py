@@ -67,7 +67,10 @@ def test_a_machine_is_a_line_with_its_fastest_cell_and_its_share_of_its_ceiling(
 def test_one_folder_that_holds_several_machines_is_shown_so_too(harness, folders, tmp_path):
     for folder in folders:
         shutil.copytree(folder, tmp_path / "group", dirs_exist_ok=True)
-    assert shown(harness, tmp_path / "group") == shown(harness, *folders)
+    together, apart = shown(harness, tmp_path / "group"), shown(harness, *folders)
+    for line in (*together, *apart):
+        line["cell"] = line["cell"].split(" (")[0]  # names that a folder has twice get the cell's
+    assert together == apart
 
 
 def test_one_machine_and_a_baseline_have_the_page_of_cells(harness, folders):

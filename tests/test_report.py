@@ -6,7 +6,6 @@ import io
 import json
 import re
 import runpy
-import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -26,7 +25,6 @@ from harness.report import (
     parts,
     picture,
     plots,
-    png,
     summary,
     tables,
     templates,
@@ -336,45 +334,6 @@ def test_a_page_that_cannot_be_written_is_a_sentence(tmp_path: Path):
     (tmp_path / "file").write_text("")
     with pytest.raises(ResultsError, match="cannot be written"):
         report_page.write(tmp_path / "file" / "page.html", Study("t", [row()]))
-
-
-def test_figures_are_written_as_png_files(tmp_path: Path):
-    if not any(map(shutil.which, ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable"))):
-        pytest.skip("no chromium or chrome on PATH")
-    study = Study("t", [row("../../m s q4", B_ms=12.0), row("../../m s q8", B_ms=14.0)])
-    (path,) = png.write(tmp_path, png.titled(study))
-    assert path == tmp_path / "m-B.png"
-    assert path.read_bytes().startswith(b"\x89PNG")
-
-
-def legend_of(whole: dict[str, Any]) -> list[str]:
-    return [trace["name"] for trace in whole["data"] if trace["showlegend"]]
-
-
-def test_a_png_file_of_the_picture_names_every_point_and_every_sign():
-    cells = [
-        row("m s q4", B_ms=12.0, B_ci95_ms=[11.0, 13.0], file_bytes=4e9, shape="flat"),
-        row("m s q8", B_ms=24.0, file_bytes=8e9, shape="flat"),
-        row("m s q2", B_ms=13.0, file_bytes=5e9, shape="flat"),
-    ]
-    (_, (figure,)), *_ = png.titled(Study("t", cells))
-    whole = png.whole_figure(figure, "m")
-    assert sorted(text for trace in whole["data"] for text in trace.get("text", ())) == ["q2", "q4", "q8"]
-    assert {"Pareto front", "pale: beaten in both"} < {*legend_of(whole)}
-
-
-def test_a_png_file_explains_bands_and_ticks():
-    cell = row(B_theory_ms=1.0, W_theory_tokens_per_ms=100.0)
-    ms = np.full(4000, 10.0)
-    ms[2000] = 90.0
-    whole = png.whole_figure(latency((cell, ms)), "m")
-    assert legend_of(whole) == ["limits by the data sheet", "q4_0", "spikes, ticks at the upper edge"]
-
-
-def test_without_a_browser_the_figures_are_refused_in_a_sentence(tmp_path, monkeypatch):
-    monkeypatch.setenv("BROWSER_PATH", "/nonexistent")
-    with pytest.raises(png.FiguresError, match="none was found; install one"):
-        png.write(tmp_path, png.titled(Study("t", [row(B_ms=12.0)])))
 
 
 def test_a_label_leaves_out_what_all_cells_of_a_model_share():

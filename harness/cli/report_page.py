@@ -10,7 +10,7 @@ from pathlib import Path
 
 from harness import records
 from harness.base.text import few, list_named, plural
-from harness.cli import NOT_OK, OK, Mistake, results, say
+from harness.cli import OK, Mistake, results, say
 from harness.cli.pages import PUBLIC_SPEEDS, REPORTS, open_page
 from harness.cli.results import Source
 from harness.dataset.energy import with_energy
@@ -18,20 +18,17 @@ from harness.dataset.study import Study, study_of, timed
 from harness.records import ResultsError
 from harness.records.files import write_output
 from harness.records.foreign.log import LogError
-from harness.report import exports, machines, png
+from harness.report import exports, machines
 from harness.report import page as report_page
 from harness.report import serve as report_serve
-from harness.report.plots import Chart
 
 
 @dataclass(frozen=True)
 class Shown:
-    """`name`: of the page's file. `figures`: by the titles of their sections. `tables`: in the format asked
-    for."""
+    """`name`: of the page's file. `tables`: in the format asked for."""
 
     name: str
     warnings: Sequence[str]
-    figures: Sequence[tuple[str, Sequence[Chart]]]
     tables: Callable[[], str]
     page: Callable[[], str]
 
@@ -43,13 +40,6 @@ def run(arguments: argparse.Namespace) -> int:
         shown = _shown(arguments, stack)
         for warning in few(shown.warnings):
             say(warning)
-        if arguments.png:
-            try:
-                for path in png.write(arguments.png, shown.figures):
-                    print(path)
-            except png.FiguresError as refusal:
-                say(refusal)
-                return NOT_OK
         if arguments.format:
             tables = shown.tables()
             if arguments.output is None:
@@ -57,7 +47,7 @@ def run(arguments: argparse.Namespace) -> int:
             else:
                 write_output(arguments.output, tables)
                 print(arguments.output.absolute())
-        elif arguments.output or not arguments.png:
+        else:
             page = arguments.output or REPORTS / f"{shown.name}.html"
             write_output(page, shown.page())
             print(page.absolute())
@@ -80,7 +70,6 @@ def _shown(arguments: argparse.Namespace, stack: contextlib.ExitStack) -> Shown:
     return Shown(
         name,
         study.warnings,
-        png.titled(study),
         lambda: _tables(study, arguments.format),
         lambda: report_page.page(study),
     )
@@ -110,7 +99,6 @@ def _of_machines(arguments: argparse.Namespace, sources: Sequence[Source]) -> Sh
     return Shown(
         "machines",
         found.warnings,
-        [(view.model, view.tables[0].figures) for view in views],
         lambda: machines.markdown(study, found, views),
         lambda: machines.html(study, found, views),
     )
@@ -166,9 +154,9 @@ def public_speeds(arguments: argparse.Namespace) -> int:
     from harness.report import public_speeds as report_public_speeds
     from harness.theory import public_speeds as speeds
 
-    if len(arguments.dir) > 1 or arguments.baseline or arguments.png or arguments.open:
+    if len(arguments.dir) > 1 or arguments.baseline or arguments.open:
         raise Mistake(
-            f"{PUBLIC_SPEEDS} are speeds without records: give it alone, and no --baseline, --png or --open"
+            f"{PUBLIC_SPEEDS} are speeds without records: give it alone, and no --baseline or --open"
         )
     forms = {
         None: report_public_speeds.terminal,

@@ -13,11 +13,9 @@ from harness.report import parts, tables
 from harness.report.parts import Chapter, column, figure_at, scatter
 from harness.report.plots import (
     COLOURS,
-    FAINT,
     INK,
     Chart,
     Mark,
-    key_sign,
     named_layout,
     names_height,
     plain_figure,
@@ -265,10 +263,6 @@ def _figures(model: str, named: Named, _: object) -> Iterator[Chart]:
             },
         ),
         height=names_height(names),
-        signs=[
-            *(key_sign(name, mark.colour, mark.symbol) for name, _, mark, _ in SHOWN),
-            key_sign("open: not filled, or more than the memory holds", FAINT, "circle-open"),
-        ],
         legend=[(name, mark) for name, _, mark, _ in SHOWN],
         legend_of="Figures",
     )

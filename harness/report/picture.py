@@ -13,9 +13,9 @@ from harness.analysis.columns import Cell
 from harness.analysis.figures import shown_in
 from harness.base import text as base_text
 from harness.dataset.study import bounds
-from harness.report import answers, parts
+from harness.report import answers
 from harness.report.answers import STANDARD_ERRORS, Group
-from harness.report.plots import FAINT, Chart, Mark, bits, figure_layout, key_sign, plain_figure
+from harness.report.plots import Mark, bits
 from harness.report.tables import text_of
 from harness.report.text_table import NONE
 
@@ -237,57 +237,3 @@ def _place(axis: Ends, value: float, rises: bool) -> float:
     low, high = axis
     share = min(1.0, max(0.0, (value - low) / (high - low)))
     return round(100 * (1 - share if rises else share), 2)
-
-
-Key = Sequence[tuple[str, str]]
-
-
-def figure(of: Picture, hues: Key, shapes: Key) -> Chart:
-    """The same picture for a PNG file, in which nothing can be hovered over: every point has its name, and a
-    key says what colours and symbols are. `hues`, `shapes`: as style_key()."""
-    x, y = [point.x for point in of.points], [point.y for point in of.points]
-    across = [[*sorted(point.across)] if point.across else None for point in of.points]
-    upright = [[*sorted(point.whisker)] if point.whisker else None for point in of.points]
-    corners = [at for at, _ in of.front], [up for _, up in of.front]
-    front = parts.lines("Pareto front", *corners, Mark(FAINT, ""), dash="dot")
-    front["line"] |= {"width": 1.5, "shape": "hv"}
-    points = parts.scatter(
-        "",
-        x,
-        y,
-        Mark(FAINT, "circle"),
-        marker={
-            "color": [point.mark.colour for point in of.points],
-            "symbol": [point.mark.symbol for point in of.points],
-            "size": 12,
-            "opacity": [1 if point.front else 0.4 for point in of.points],
-        },
-        text=[plain_figure(point.short) for point in of.points],
-        textposition=["top center" if point.front else "bottom center" for point in of.points],
-        cliponaxis=False,
-        showlegend=False,
-        error_x=parts.error_bars(x, across, FAINT),
-        error_y=parts.error_bars(y, upright, FAINT),
-    )
-    key = [
-        *(key_sign(text, colour, "circle") for text, colour in hues),
-        *(key_sign(f"{text} bits per weight", FAINT, symbol) for text, symbol in shapes),
-        key_sign("pale: beaten in both", FAINT, "circle", 0.4),
-    ]
-    axis = {"zeroline": False, "fixedrange": True}
-    return Chart(
-        of.name,
-        of.switch,
-        of.text,
-        [front, {**points, "mode": "markers+text"}, *key],
-        figure_layout(
-            of.x_title,
-            of.y_title,
-            xaxis={**axis, "range": [0, 100], **_tick_texts(of.x_ticks)},
-            yaxis={**axis, "range": [100, 0], **_tick_texts(of.y_ticks)},
-        ),
-    )
-
-
-def _tick_texts(ticks: Sequence[tuple[float, str]]) -> dict[str, object]:
-    return {"tickvals": [place for place, _ in ticks], "ticktext": [text for _, text in ticks]}

@@ -57,14 +57,6 @@ def points(rows: Iterable[Mapping[str, object]], x: str, y: str) -> tuple[list[f
     return [left for left, _ in known], [up for _, up in known]
 
 
-def scaled(
-    rows: Iterable[Mapping[str, object]], path: str, unit: float = 1.0, digits: int = 5
-) -> list[float | None]:
-    """The figure of every row at a path, in a unit; None where a row lacks it."""
-    figures = [figure_at(row, path) for row in rows]
-    return [None if figure is None else round(figure / unit, digits) for figure in figures]
-
-
 # Series as plotly.js draws them. `v`: the entry of the legend that a series belongs to. `kind`: of an
 # overlay, which the reader can hide. `hover`: the text of a point, which the series' name follows; without it
 # a point has none. `meta`: more for page.js; see Chart.

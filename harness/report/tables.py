@@ -246,16 +246,6 @@ class Column(Generic[R]):
     numeric: bool = True
 
 
-def number_column(
-    heading: str, of: Callable[[R], float | None], form: str, meaning: str, unit: float = 1.0
-) -> Column[R]:
-    return Column(heading, lambda row: number(of(row), form, unit), meaning)
-
-
-def word_column(heading: str, of: Callable[[R], str | None], meaning: str) -> Column[R]:
-    return Column(heading, lambda row: of(row) or NONE, meaning, numeric=False)
-
-
 # What a number's format does not say: the text of a figure by its name.
 TEXTS: Mapping[str, Callable[[Cell], str]] = {
     "ttft_ms": ttft,

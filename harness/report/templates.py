@@ -82,7 +82,8 @@ def _asset(name: str) -> str:
 
 
 def facts(value: object) -> str:
-    """Nested values as YAML, large numbers of bytes in MB or GB; of more than PAGE_FACTS values the first."""
+    """Nested values as YAML, a list of texts as lines, large numbers of bytes in MB or GB; of more than
+    PAGE_FACTS values the first."""
     left = PAGE_FACTS
 
     def readable(value: object, key: str = "") -> object:
@@ -102,5 +103,7 @@ def facts(value: object) -> str:
         return shown if isinstance(value, Mapping) else [*shown.values()]
 
     plain = readable(value)
-    text: str = yaml.safe_dump(plain, sort_keys=False, allow_unicode=True, width=110, default_flow_style=None)
+    if isinstance(plain, list) and all(isinstance(inner, str) for inner in plain):
+        plain = "\n".join(plain)  # sentences
+    text: str = yaml.safe_dump(plain, sort_keys=False, allow_unicode=True, width=110)
     return plain if isinstance(plain, str) else text

@@ -261,7 +261,7 @@ def _turns(named: Named) -> Iterator[Chart]:
                 bars(
                     part,
                     x,
-                    parts.scaled([turn for _, turn in turns], f"{part}_ms", 1e3),
+                    [round((figure_at(turn, f"{part}_ms") or 0.0) / 1e3, 5) for _, turn in turns],
                     mark.colour,
                     hover,
                     v,

@@ -149,7 +149,7 @@ def test_published_figures_name_their_source_and_are_none_of_ours(harness: Harne
 
 def test_a_card_says_how_many_cells_of_its_folder_it_shows_and_in_which_order(harness: Harness):
     shown = Shown(harness("share", STUDY, "--only", "qwen1.5-7b.*").out)
-    assert shown.items[1].startswith("20 of 148 cells of its results folder, by name: ")
+    assert shown.items[2].startswith("20 of 148 cells of its results folder, by name: ")
     variants = [row["variant"] for row in shown.rows]
     assert variants == sorted(variants)
 

@@ -190,7 +190,9 @@ def markdown(study: Study, found: Rows, shown: Sequence[page.View]) -> str:
     """The lines of each model's machines."""
     origin = [found.origin.line] if found.origin else []
     texts = [f"# {in_markdown(study.title)}", *origin, FASTEST, CEILING]
-    for view in shown:
+    for place, view in enumerate(shown):  # the meanings of the columns once
         texts += [f"## {in_markdown(view.model)}", view.counts]
-        texts += [replace(table.table, title="").markdown() for table in view.tables[:1]]
+        if view.tables:
+            machines = replace(view.tables[0].table, title="")
+            texts.append((replace(machines, meanings=()) if place else machines).markdown())
     return "\n\n".join(texts) + "\n"

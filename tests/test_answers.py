@@ -62,7 +62,7 @@ def test_every_figure_of_a_campaigns_answers_stands_in_a_table(harness: Any, con
     harness("run", config(*variants, repeats=2, timeout_s=600))
     study = load_study(stored_in(tmp_path / "results"))
     cells = [{**cell, "status": "ok"} if cell["stayed_disturbed"] else cell for cell in study.cells]
-    assert check(replace(study, cells=cells)) >= 3
+    assert check(replace(study, cells=cells)) >= 2
 
 
 def test_each_goal_has_an_answer_with_its_variant_and_what_that_costs():

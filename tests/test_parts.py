@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from typing_extensions import NotRequired, is_typeddict
 
-from harness.report import longest, memory, parts, prefill
+from harness.analysis.columns import SpeculationRow, TaskRow, UsersRow
+from harness.report import longest, memory, parts, prefill, workloads
 from harness.report.plots import Chart, Mark
 
 COLUMNS = [
@@ -48,6 +49,26 @@ def test_every_path_leads_to_a_value_of_its_row(kind, path, heading):
     for name in path.split("."):
         kind = step(kind, name)
     assert {*get_args(kind), kind} & {int, float, str}, f"{heading}: {kind}"
+
+
+@pytest.mark.parametrize(
+    ("columns", "kind", "further"),
+    [
+        (workloads.USERS, UsersRow, {"limit"}),
+        (workloads.TURNS, TaskRow, {"prefix", "prefill_share"}),
+        (
+            *(workloads.GUESSES, SpeculationRow),
+            {"acceptance", "length", "accepted_share", "guesses_per_pass", "plain_tokens_per_s", "speed_up"},
+        ),
+    ],
+)
+def test_every_path_into_a_timed_row_is_one_of_its_figures(columns, kind, further):
+    paths = [
+        column.text.keywords["path"].split(".") for column in columns if hasattr(column.text, "keywords")
+    ]
+    names = {path[1] for path in paths if path[0] == "at"}
+    assert len(names) > 4
+    assert names <= {*get_type_hints(kind), *further}
 
 
 def test_what_is_missing_on_a_path_is_no_figure():

@@ -13,8 +13,8 @@ from test_first_screen import CELLS, DISTURBED, SCORED, group, row
 
 from harness.dataset.study import Study, load_study
 from harness.records import Stored
+from harness.report import exports, summary
 from harness.report import page as report_page
-from harness.report import summary
 from harness.report.answers import CRITERION, Answer, answers, groups
 from harness.report.closing import commands, sentences
 
@@ -26,7 +26,7 @@ def in_tables(study: Study) -> dict[str, set[str]]:
     """By a cell's name: the numbers of its rows in the Markdown, also as an answer writes them: MB as GB, and
     B as tokens per second."""
     found: dict[str, set[str]] = {}
-    for line in report_page.markdown(study).splitlines():
+    for line in exports.markdown(study).splitlines():
         if line.startswith("| "):
             name, *cells = (part.strip() for part in line.strip("|").split(" | "))
             for number in (number for cell in cells for number in NUMBER.findall(cell)):
@@ -37,7 +37,7 @@ def in_tables(study: Study) -> dict[str, set[str]]:
 
 
 def check(study: Study) -> int:
-    """Every figure of every answer, and of the sentences on costs and counts; returns how many there were."""
+    """Every figure of every answer, and of the sentence on counts; returns how many there were."""
     tables, checked = in_tables(study), 0
     for ranked in groups(study):
         cells = dict(ranked.every)
@@ -46,11 +46,6 @@ def check(study: Study) -> int:
             numbers = NUMBER.findall(answer.text) if answer.leaders else []
             assert set(numbers) <= known, answer
             checked += len(numbers)
-    for sentence in summary.costs(study):
-        model, _, said = sentence.partition(",")
-        known = set().union(*(tables[row["name"]] for row in study.models[model]))
-        assert set(NUMBER.findall(re.sub(r"in \d+ of \d+", "", said))) <= known, sentence
-        checked += 1
     status = [str(row["status"]) for row in study.cells]
     total, *by_status = re.findall(r"(\d+) (\w+)", summary.counts(study).replace("of ", ""))
     assert total == (str(len(status)), "cells" if len(status) > 1 else "cell")
@@ -59,7 +54,7 @@ def check(study: Study) -> int:
 
 
 def test_every_figure_of_the_published_studys_answers_stands_in_a_table(published: Study):
-    assert check(published) >= 50
+    assert check(published) >= 45
 
 
 def test_every_figure_of_a_campaigns_answers_stands_in_a_table(harness: Any, config: Any, tmp_path: Path):
@@ -67,7 +62,7 @@ def test_every_figure_of_a_campaigns_answers_stands_in_a_table(harness: Any, con
     harness("run", config(*variants, repeats=2, timeout_s=600))
     study = load_study(stored_in(tmp_path / "results"))
     cells = [{**cell, "status": "ok"} if cell["stayed_disturbed"] else cell for cell in study.cells]
-    assert check(replace(study, cells=cells)) >= 3
+    assert check(replace(study, cells=cells)) >= 2
 
 
 def test_each_goal_has_an_answer_with_its_variant_and_what_that_costs():
@@ -87,7 +82,7 @@ def test_they_are_one_sentence_of_a_model_in_a_terminal_and_in_markdown():
         " fits: a q8_0 (perplexity 8.00, 50.0 tok/s, 8.0 GB peak RSS; 1 of 3 cells has no perplexity);"
         " longest context: b slow (9,000 tokens, 40.0 tok/s)."
     )
-    assert f"- {sentence}\n" in report_page.markdown(study).replace("\\_", "_")
+    assert f"- {sentence}\n" in exports.markdown(study).replace("\\_", "_")
 
 
 def test_one_cell_has_its_figures_without_a_superlative_and_without_a_cell_nothing_is_said():
@@ -182,10 +177,6 @@ CASES: dict[str, tuple[list[dict[str, Any]], int, tuple[str, ...], str, str]] = 
         ],
         *(QUALITY, ("a v0.0001", "a v0.015"), "KLD 0.00010 to 0.01500, not distinguishable", ""),
     ),
-    "bits where nothing was scored": (
-        [row("a q4", bpw=4.5, tokens_per_s=1.0), row("a q8", bpw=8.5)],
-        *(QUALITY, ("a q8",), "8.50 bits per weight", "by bits per weight: no perplexity is known"),
-    ),
     "a file with the perplexity that it comes with": (
         [row("a q2", file_bytes=298e6, perplexity=62.14), row("a q8", file_bytes=664e6, perplexity=34.22)],
         *(SMALLEST, ("a q2",), "298 MB file, perplexity 62.14", ""),
@@ -231,7 +222,7 @@ def test_a_page_of_published_figures_says_on_top_whose_they_are_and_of_which_yea
     assert all(part in said for part in ("by noooop, 2024", "github.com/noooop", "CC0-1.0"))
     page = report_page.page(published)
     assert page.index("third-party figures") < page.index("148 cells of 8 models")
-    assert report_page.markdown(published).startswith(f"> {said}\n")
+    assert exports.markdown(published).startswith(f"> {said}\n")
     ours = row("s a") | {"baseline": published.rows[0]}
     (beside,) = summary.third_party([ours])
     assert beside.startswith("1 of 1 cells are compared with third-party figures")
@@ -239,7 +230,7 @@ def test_a_page_of_published_figures_says_on_top_whose_they_are_and_of_which_yea
 
 
 def test_a_length_that_the_memory_cannot_hold_is_not_held_in_every_table(published: Study):
-    text = report_page.markdown(published)
+    text = exports.markdown(published)
     named = "| qwen1.5-14b autoawq gemm-fused on cuda "
     lines = [line for line in text.splitlines() if line.startswith(named)]
     lengths = [cell for line in lines for cell in line.split(" | ") if cell.startswith("100,000+")]

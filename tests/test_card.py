@@ -90,6 +90,14 @@ def test_it_is_a_table_of_markdown_with_machine_versions_and_a_row_per_variant(
     assert "600 tokens after 25" in notes
 
 
+def test_its_first_note_is_the_answer_of_the_terminal(grown: Nights, harness: Harness):
+    grown.add(0)
+    answer, *_ = harness("report", grown.root, "--list", "--wide").out.splitlines()
+    first, *_ = Shown(harness("share", grown.root).out).items
+    assert first.startswith("fastest: ")
+    assert answer.startswith(f"tiny-qwen2: {first[:40]}")
+
+
 def test_what_is_not_ok_is_named_with_its_reason_and_shows_no_speed(grown: Nights, harness: Harness):
     grown.add(0, cell="b", outcome="oom", reason="out of memory: 3 GB more")
     good, bad = Shown(out := harness("share", grown.root).out).rows
@@ -141,7 +149,7 @@ def test_published_figures_name_their_source_and_are_none_of_ours(harness: Harne
 
 def test_a_card_says_how_many_cells_of_its_folder_it_shows_and_in_which_order(harness: Harness):
     shown = Shown(harness("share", STUDY, "--only", "qwen1.5-7b.*").out)
-    assert shown.items[1].startswith("20 of 148 cells of its results folder, by name: ")
+    assert shown.items[2].startswith("20 of 148 cells of its results folder, by name: ")
     variants = [row["variant"] for row in shown.rows]
     assert variants == sorted(variants)
 

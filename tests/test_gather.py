@@ -9,7 +9,7 @@ from conftest import STUDY, stored_in
 from golden_record import GOLDEN
 
 from harness.dataset.study import load_study, with_series
-from harness.report import page
+from harness.report import exports
 
 
 def test_no_gguf_row_is_flagged_as_broken(published):
@@ -165,7 +165,7 @@ def test_a_folder_with_searches_alone_says_on_which_machine_and_how_they_were_ma
 
 
 def test_markdown_says_which_first_token_is_too_fast_and_how_figures_are_formed(published):
-    text = page.markdown(published)
+    text = exports.markdown(published)
     (speed,) = (part for part in text.split("\n## ") if part.startswith("Speed\n"))
     (line,) = (line for line in speed.splitlines() if line.startswith("| qwen1.5-7b hf bf16"))
     assert "| 4.5, too fast |" in line

@@ -125,15 +125,15 @@ def test_the_theory_of_the_published_rows_is_the_published_theory(published):
     compared, none = 0, []
     for row in longest.context_rows(published):
         bits = {"bf16": 16, "int8": 8}.get(str(row["variant"]), 4)
-        if row["stack"] == "llamacpp" or row["published"]["theory_n_ctx"] is None:
+        if row["stack"] == "llamacpp" or row["theory_n_ctx"] is None:
             continue
         compared += 1
         printed = table[str(row["model"])][f"w{bits}kv16"]
         if printed == "oom":
-            assert row["published"]["theory_n_ctx"] == 0
+            assert row["theory_n_ctx"] == 0
             none.append(f"{row['model']} {row['stack']}")
         else:  # the study leaves the norms' weights out
-            assert int(printed) - 3 <= row["published"]["theory_n_ctx"] <= int(printed), row["name"]
+            assert int(printed) - 3 <= row["theory_n_ctx"] <= int(printed), row["name"]
     assert compared > 40
     assert sorted(none) == ["qwen1.5-14b hf", "qwen1.5-32b bnb", "qwen1.5-32b hf"]
 
@@ -143,23 +143,24 @@ def test_published_lengths_targets_and_failures_are_the_studys(published):
     assert len(found) == 124
     rows = [row | {"at": f"{row['model'][8:]} {row['stack']} {row['variant']}"} for row in found]
     q2_k = of(rows, at="32b llamacpp q2_k")
-    assert (q2_k["published"]["n_ctx"], q2_k["published"]["is_target"]) == (36_076, False)
-    assert (q2_k["published"]["memory_bytes"], q2_k["published"]["memory_is"]) == (24 * GIB, "rtx-4090")
-    assert q2_k["published"]["share"] == pytest.approx(36_076 / 52_757, abs=1e-4)
-    assert of(rows, at="0.5b hf bf16")["published"]["is_target"]
-    assert of(rows, at="14b hf bf16")["published"]["failure"] == "oom"
-    assert of(rows, at="1.8b gptq int4-marlin")["published"]["failure"].startswith("error: exception")
+    assert (q2_k["n_ctx"], q2_k["is_target"]) == (36_076, False)
+    assert (q2_k["memory_bytes"], q2_k["memory_is"]) == (24 * GIB, "rtx-4090")
+    assert q2_k["share"] == pytest.approx(36_076 / 52_757, abs=1e-4)
+    assert of(rows, at="0.5b hf bf16")["is_target"]
+    longest_text = longest.COLUMNS[0].text
+    assert longest_text(of(rows, at="14b hf bf16")) == "oom"
+    assert longest_text(of(rows, at="1.8b gptq int4-marlin")).startswith("error: exception")
     assert not [row for row in rows if row["variant"] in ("fp16", "gemm-fused-max_seq_len=2048")]
-    assert all(row["here"]["n_ctx"] is None for row in rows)
+    assert all(row["how"] == "published" for row in rows)
 
 
 def test_what_is_more_than_the_memory_holds_is_said_to_be_not_held_and_is_not_the_longest(published):
     rows = [row for row in longest.context_rows(published) if row["model"] == "qwen1.5-14b"]
-    beyond = [row for row in rows if (row["published"]["share"] or 0) > 1]
+    beyond = [row for row in rows if (row["share"] or 0) > 1]
     assert {row["variant"] for row in beyond} == {"gemm-fused", "exllama-fused", "exllamav2-fused"}
-    column = next(column for column in longest.COLUMNS if column.heading == "published of theory")
+    column = next(column for column in longest.COLUMNS if column.heading == "of theory")
     assert {column.text(row) for row in beyond} == {"429.5%, not held"}
-    column = next(column for column in longest.COLUMNS if column.heading == "published")
+    column = next(column for column in longest.COLUMNS if column.heading == "longest")
     assert {column.text(row) for row in beyond} == {"100,000+, not held"}
     (note,) = longest.notes([(row["name"], row) for row in rows])
     assert note.startswith("longer than the memory holds")
@@ -171,17 +172,18 @@ def test_what_is_more_than_the_memory_holds_is_said_to_be_not_held_and_is_not_th
 def test_a_search_stands_beside_what_was_published_of_its_variant_and_says_whose_memory_it_is(published):
     study = replace(published, searches=[search()])
     found = longest.context_rows(study)
-    assert len(found) == 124, "the published row stands beside the search, and not again"
-    row = of(found, name="qwen1.5-0.5b llamacpp q4_0")
-    assert (row["here"]["n_ctx"], row["how"], row["search"]) == (4096, "decoding", study.searches[0])
-    assert (row["here"]["memory_bytes"], row["here"]["memory_is"]) == (GIB, "budget (cgroup v1)")
-    assert row["here"]["theory_n_ctx"] == (GIB - 389_045_248) // 98_304  # on a CPU all tensors are there
-    assert row["here"]["share"] == pytest.approx(4096 / row["here"]["theory_n_ctx"])
-    assert row["published"]["n_ctx"] == 181_744
-    assert row["published"]["share"] == pytest.approx(0.701, abs=1e-3)
+    assert len(found) == 125, "the published row stands beside the search, and not again"
+    row, beside = found[:2]
+    assert row["variant"] == beside["variant"] == "q4_0"
+    assert (row["n_ctx"], row["how"], row["search"]) == (4096, "decoding", study.searches[0])
+    assert (row["memory_bytes"], row["memory_is"]) == (GIB, "budget (cgroup v1)")
+    assert row["theory_n_ctx"] == (GIB - 389_045_248) // 98_304  # on a CPU all tensors are there
+    assert row["share"] == pytest.approx(4096 / row["theory_n_ctx"])
+    assert (beside["n_ctx"], beside["how"]) == (181_744, "published")
+    assert beside["share"] == pytest.approx(0.701, abs=1e-3)
     of_baseline = replace(study, cells=[], baseline={row["name"]: published.cells[0]})
-    (alone,) = longest.context_rows(of_baseline)
-    assert alone["published"]["n_ctx"] == 100_000
+    _, theirs = longest.context_rows(of_baseline)
+    assert theirs["n_ctx"] == 100_000
 
 
 @pytest.mark.parametrize(
@@ -200,17 +202,17 @@ def test_a_search_stands_beside_what_was_published_of_its_variant_and_says_whose
 )
 def test_memory_is_the_budget_or_what_was_free(more, size, which):
     (row,) = longest.context_rows(Study("t", [], searches=[search(**more)]))
-    assert row["here"]["memory_bytes"] == (size and size * GIB)
-    assert row["here"]["memory_is"] == which
+    assert row["memory_bytes"] == (size and size * GIB)
+    assert row["memory_is"] == which
 
 
 def test_on_a_gpu_theory_leaves_the_embedding_out_and_without_sizes_there_is_none():
     (row,) = longest.context_rows(Study("t", [], searches=[search(device="GPU-1")]))
-    assert row["here"]["theory_n_ctx"] == (GIB - 301_530_112) // 98_304
+    assert row["theory_n_ctx"] == (GIB - 301_530_112) // 98_304
     unknown = search(kv_bytes_per_token=None)
-    assert longest.context_rows(Study("t", [], searches=[unknown]))[0]["here"]["theory_n_ctx"] is None
+    assert longest.context_rows(Study("t", [], searches=[unknown]))[0]["theory_n_ctx"] is None
     cell = search() | {"kind": "measured", "workload": "decode"}
-    assert longest.context_rows(Study("t", [cell], searches=[unknown]))[0]["here"]["theory_n_ctx"] == 6965
+    assert longest.context_rows(Study("t", [cell], searches=[unknown]))[0]["theory_n_ctx"] == 6965
 
 
 def test_a_run_that_grew_is_a_row_and_one_that_decoded_is_none():
@@ -218,8 +220,8 @@ def test_a_run_that_grew_is_a_row_and_one_that_decoded_is_none():
     decoded = grown(name="c", variant="c", workload="decode")
     chapter = longest.chapter(Study("t", [grown(), target, decoded]))
     ended, reached = chapter.rows["qwen1.5-1.8b"]
-    assert (ended["here"]["n_ctx"], ended["how"], ended["here"]["memory_is"]) == (7000, "growing", "all VRAM")
-    assert ended["here"]["theory_n_ctx"] == (8 * GIB - 3_000_000_000) // 196_608
+    assert (ended["n_ctx"], ended["how"], ended["memory_is"]) == (7000, "growing", "all VRAM")
+    assert ended["theory_n_ctx"] == (8 * GIB - 3_000_000_000) // 196_608
     here = longest.COLUMNS[0]
     assert here.text(ended) == "7,000"
     assert here.text(reached) == "20,000+"
@@ -236,7 +238,7 @@ def test_a_search_without_an_answer_tells_what_became_of_it_and_no_length():
     study = Study("t", [], searches=[failed, search(name="q8", variant="q8_0", verified_by="allocation")])
     chapter = longest.chapter(study)
     row, allocated = chapter.rows["qwen1.5-0.5b"]
-    assert (row["here"]["n_ctx"], row["how"], row["here"]["share"]) == (None, None, None)
+    assert (row["n_ctx"], row["how"], row["share"]) == (None, None, None)
     assert longest.COLUMNS[0].text(row) == "oom"
     assert allocated["how"] == "allocation"
     assert chapter.notes["qwen1.5-0.5b"] == [
@@ -253,11 +255,10 @@ def test_the_figure_has_a_dot_a_figure_and_opens_what_is_not_proved(published):
     study = replace(published, searches=[search(), left, failed])
     (drawn,) = longest.chapter(study).figures["qwen1.5-0.5b"]
     traces = {trace.get("name"): trace for trace in drawn.data}
-    assert traces["longest here"]["x"][:3] == [4096, 1536, None]
-    assert traces["longest here"]["marker"]["symbol"][:2] == ["circle", "circle-open"]
-    assert traces["theory (memory here)"]["x"][0] == 6965
-    assert traces["published"]["x"][:3] == [181_744, 180_468, 182_253]
-    assert (traces[None]["y"], traces[None]["text"]) == (["llamacpp q2_k"], [" error"])
-    assert len(drawn.rows) == len(traces["published"]["y"]) == 19
+    assert traces["longest"]["x"][:6] == [4096, 181_744, 1536, 180_468, None, 182_253]
+    assert traces["longest"]["marker"]["symbol"][:3] == ["circle", "circle", "circle-open"]
+    assert traces["theory"]["x"][0] == 6965
+    assert traces[None]["text"][0] == " error"
+    assert len(traces["longest"]["y"]) == 22
     low, high = drawn.layout["xaxis"]["range"]
     assert 10**low < 1536 < 259_913 < 10**high

@@ -57,19 +57,20 @@ def without_tokens(folder: Path) -> None:
 
 def test_a_machine_is_a_line_with_its_fastest_cell_and_its_share_of_its_ceiling(harness, folders):
     lines = shown(harness, *folders)
-    assert [line["machine"] for line in lines] == ["desk", "lap", "pi"]
-    assert [line["ceiling GB/s"] for line in lines] == ["40", "20", "4"]
+    assert [line["cell"].split()[0] for line in lines] == ["desk", "lap", "pi"]
     speeds = [float(line["tok/s"].split()[0].replace(",", "")) for line in lines]
     assert speeds[0] > 1.8 * speeds[1] > 1.8 * 4 * speeds[2]
     shares = [float(line["MBU"].rstrip("%")) for line in lines]
     assert max(shares) - min(shares) <= 0.1 * max(shares)
-    assert [line["ok"] for line in lines] == ["2/2"] * 3
 
 
 def test_one_folder_that_holds_several_machines_is_shown_so_too(harness, folders, tmp_path):
     for folder in folders:
         shutil.copytree(folder, tmp_path / "group", dirs_exist_ok=True)
-    assert shown(harness, tmp_path / "group") == shown(harness, *folders)
+    together, apart = shown(harness, tmp_path / "group"), shown(harness, *folders)
+    for line in (*together, *apart):
+        line["cell"] = line["cell"].split(" (")[0]  # names that a folder has twice get the cell's
+    assert together == apart
 
 
 def test_one_machine_and_a_baseline_have_the_page_of_cells(harness, folders):
@@ -82,15 +83,14 @@ def test_one_machine_and_a_baseline_have_the_page_of_cells(harness, folders):
 def test_a_machine_without_a_sound_cell_comes_last_with_the_reason(harness, folders):
     without_tokens(folders[0])
     lines = shown(harness, *folders)
-    assert [line["machine"] for line in lines] == ["lap", "pi", "desk"]
-    assert lines[-1]["fastest"].startswith("oom")
-    assert lines[-1]["ok"] == "0/2"
+    assert [line["cell"].split()[0] for line in lines] == ["lap", "pi", "desk"]
+    assert lines[-1]["status"].startswith("oom")
 
 
 def test_a_series_that_two_machines_have_is_of_neither(harness, folders, tmp_path):
     ran = harness("report", *folders, copied(folders[1], tmp_path / "copy"), "--format", "md")
     assert "equal to the last digit on copied, lap: left out" in ran.err
-    assert [line["machine"] for line in table(ran.out)] == ["desk", "pi"]
+    assert [line["cell"].split()[0] for line in table(ran.out)] == ["desk", "pi"]
 
 
 def test_where_all_is_copied_a_sentence_says_so(harness, folders, tmp_path):

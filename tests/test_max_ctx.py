@@ -194,8 +194,8 @@ def test_a_run_searches_after_all_that_is_timed(config, harness, tmp_path):
     assert search["started_utc"] > decoded["started_utc"]
     assert search["verified_n_ctx"] == 4864
     shown = harness("run", path)
-    assert "4864" in shown.out
-    assert "longest n_ctx" in shown.out
+    assert "4,864" in shown.out
+    assert "longest" in shown.out
 
 
 def test_a_length_beyond_the_trained_context_is_said_to_be_that_wherever_it_is_shown(
@@ -213,7 +213,7 @@ def test_a_length_beyond_the_trained_context_is_said_to_be_that_wherever_it_is_s
     with_trained(2048)
     beyond = "memory holds 4864 tokens, but the model was trained on at most 2048"
     for shown in (harness("run", "--max-ctx", path), harness("report", "--list")):
-        assert "4864" in shown.out
+        assert "4,864" in shown.out
         assert beyond in " ".join(shown.out.split())
     (row,) = harness("run", "--max-ctx", path, "--json").json
     assert (row["verified_n_ctx"], row["trained_context"]) == (4864, 2048)

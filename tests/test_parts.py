@@ -9,16 +9,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from typing_extensions import NotRequired, is_typeddict
 
-from harness.report import longest, memory, parts, prefill, speculation, turns, users
+from harness.analysis.columns import SpeculationRow, TaskRow, UsersRow
+from harness.report import longest, memory, parts, prefill, workloads
 from harness.report.plots import Chart, Mark
 
 COLUMNS = [
     *((longest.ContextRow, column) for column in longest.COLUMNS),
     *((memory.MemoryRow, column) for columns in memory.TABLES.values() for column in columns),
     *((prefill.SweepRow, column) for column in prefill.COLUMNS),
-    *((speculation.GuessedRow, column) for column in speculation.COLUMNS),
-    *((turns.ConversationRow, column) for column in turns.COLUMNS),
-    *((users.OfUsers, column) for column in users.COLUMNS),
 ]
 PATHS = [
     *(
@@ -26,8 +24,8 @@ PATHS = [
         for kind, column in COLUMNS
         if (path := getattr(column.text, "keywords", {}).get("path"))
     ),
-    *((longest.ContextRow, shown.path, shown.name) for shown in longest.SHOWN),
-    *((memory.Moment, part.path, part.name) for part in (*memory.PARTS, memory.TOTAL)),
+    *((longest.ContextRow, path, name) for name, path, *_ in longest.SHOWN),
+    *((memory.Moment, part.path, part.name) for part in memory.PARTS),
 ]
 MARK = Mark("#123456", "circle")
 
@@ -53,6 +51,26 @@ def test_every_path_leads_to_a_value_of_its_row(kind, path, heading):
     assert {*get_args(kind), kind} & {int, float, str}, f"{heading}: {kind}"
 
 
+@pytest.mark.parametrize(
+    ("columns", "kind", "further"),
+    [
+        (workloads.USERS, UsersRow, {"limit"}),
+        (workloads.TURNS, TaskRow, {"prefix", "prefill_share"}),
+        (
+            *(workloads.GUESSES, SpeculationRow),
+            {"acceptance", "length", "accepted_share", "guesses_per_pass", "plain_tokens_per_s", "speed_up"},
+        ),
+    ],
+)
+def test_every_path_into_a_timed_row_is_one_of_its_figures(columns, kind, further):
+    paths = [
+        column.text.keywords["path"].split(".") for column in columns if hasattr(column.text, "keywords")
+    ]
+    names = {path[1] for path in paths if path[0] == "at"}
+    assert len(names) > 4
+    assert names <= {*get_type_hints(kind), *further}
+
+
 def test_what_is_missing_on_a_path_is_no_figure():
     row = {"a": None, "b": {"c": [{"d": 1.5}], "e": []}, "f": "text"}
     found = [parts.figure_at(row, path) for path in ("b.c.-1.d", "a.x.y", "b.x", "b.e.0.d", "f", "b")]
@@ -64,7 +82,7 @@ def test_a_series_has_a_place_in_the_legend_and_a_hover_text_or_none():
     assert (theory["name"], theory["mode"], theory["hoverinfo"]) == ("a&lt;b", "lines", "skip")
     assert theory["meta"] == {"v": 3, "kind": "theory"}
     known = {"theory": ("T", "dotted, T"), "ridge": ("R", "open, R")}
-    chart = Chart("n", "t", "A of B.", [theory], {}, (), (), known=known)
+    chart = Chart("n", "t", "A of B.", [theory], {}, known=known)
     assert (chart.overlays, chart.text) == ({"theory": "T"}, "A of B; dotted, T.")
     symbols = parts.scatter("a", [1], [2], MARK, "%{x}", 0, marker={"size": 3}, cliponaxis=False)
     assert symbols["hovertemplate"] == "%{x}<extra>%{fullData.name}</extra>"

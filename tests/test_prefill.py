@@ -14,7 +14,7 @@ from harness.analysis import prefill as prefills
 from harness.analysis import prefill_rows
 from harness.analysis.prefill import Prefill, analyse
 from harness.records.files import write_columns
-from harness.report import page
+from harness.report import exports, page
 from harness.theory import floors
 from harness.theory.floors import Ceiling, Demand, Pass, Reach, cost
 
@@ -289,7 +289,7 @@ def test_the_chapter_draws_both_conventions_of_the_lm_head_and_the_measured_ridg
         kinds = [trace["meta"].get("kind") for trace in figure.data]
         assert kinds.count(None) == kinds.count("every") == kinds.count("last") == 18
         assert kinds.count("ridge") == 16
-    text = page.markdown(published)
+    text = exports.markdown(published)
     assert "| qwen1.5-7b autoawq gemm on cuda | reported | 10.8 |" in text
     assert "90.8\\*" in text
     assert "- autoawq gemm: earlier than in theory" in text

@@ -6,7 +6,6 @@ import io
 import json
 import re
 import runpy
-import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,18 @@ from jinja2 import UndefinedError
 from harness.analysis.figures import empty_cell
 from harness.dataset.study import Curve, MemoryCurve, Study, failure, labels
 from harness.records import ResultsError
-from harness.report import bars, closing, curves, parts, picture, plots, png, summary, tables
+from harness.report import (
+    bars,
+    closing,
+    curves,
+    exports,
+    parts,
+    picture,
+    plots,
+    summary,
+    tables,
+    templates,
+)
 from harness.report import page as report_page
 from harness.report.text_table import Table
 
@@ -220,50 +230,39 @@ def test_the_view_opens_on_the_usual_latency_and_leaves_the_first_token_out():
     ms[0], ms[300::500] = 500.0, 200.0
     figure = latency((row(), ms))
     assert figure.layout["yaxis"]["range"][1] < 15
-    curve, ticks, name = figure.data
+    curve, ticks = figure.data
     assert curve["meta"] == {"v": 0, "low": 10.0, "top": 11.0, "peak": 10.0}  # the first token is not drawn
     assert ticks["customdata"] == [200.0] * 10
     assert len(np.frombuffer(base64.b64decode(ticks["x"]["bdata"]), "<u2")) == 10
     assert {*ticks["y"]} == {round(1 - curves.EDGE, 3)}
-    assert (name["x"], name["y"]) == ([5025.0], [10.0])
 
 
-def test_names_at_the_ends_of_lines_do_not_touch_and_the_others_wait_for_a_selection():
-    figure = latency(*((row(f"m s v{ms}"), np.full(100, ms)) for ms in (10.0, 10.1, 20.0, 5.0)))
-    names = (trace["meta"] for trace in figure.data if trace["meta"].get("kind") == "name")
-    waiting = [meta.get("chosen", False) for meta in names]
-    assert waiting == [False, False, True, False]  # 20.0, 10.1, 10.0 and 5.0 ms
-
-
-def test_the_limits_of_all_variants_are_one_band_and_a_variants_own_waits_for_a_selection():
+def test_the_limits_of_all_variants_are_one_band():
     cells = [row(f"m s v{B}", B_theory_ms=B, W_theory_tokens_per_ms=100.0, B_ms=2 * B) for B in (1.0, 3.0)]
     figure = latency(*((cell, np.full(100, cell["B_ms"])) for cell in cells))
-    band, *others = (trace for trace in figure.data if trace["meta"].get("kind") == "theory")
+    (band,) = (trace for trace in figure.data if trace["meta"].get("kind") == "theory")
     half = len(band["y"]) // 2
     assert (band["y"][0], band["y"][-1]) == (1.0, 3.0)
     assert (band["y"][half - 1], band["y"][half]) == (2.24, 4.24)
-    assert [each["meta"]["chosen"] for each in others] == [True, True]
 
 
 def test_limits_and_baseline_stand_beside_the_bars_and_an_unknown_W_has_none():
-    cell = row(B_ms=10.0, B_ratio=0.5, B_measured_ratio=0.6, B_ci95_ms=[9.0, 12.0], baseline=row(B_ms=8))
+    cell = row(B_ms=10.0, B_theory_ms=5.0, B_ci95_ms=[9.0, 12.0], baseline=row(B_ms=8))
     cell |= {"W_tokens_per_ms": 1000.0, "W_identifiable": False}
     drawn = parts.with_data(bars.of_model("m", [("v", cell)], plots.marks(Study("t", [cell]))))
     assert [figure.name for figure in drawn] == ["B"]
-    bar, sheet, measured, baseline = drawn[0].data
+    bar, sheet, baseline = drawn[0].data
     assert (bar["error_x"]["arrayminus"], bar["error_x"]["array"]) == ([1.0], [2.0])
-    assert (sheet["x"], measured["x"], baseline["x"]) == ([5.0], [6.0], [8.0])
+    assert (sheet["x"], baseline["x"]) == ([5.0], [8.0])
 
 
-def test_every_figure_has_its_text_and_its_data_as_a_table():
+def test_every_figure_has_its_text():
     study = SYNTHETIC(tokens=600)
     in_chapters = report_page.figures_chapters(study)["prefill"].figures.items()
     for title, drawn in [*report_page.sections(study).values(), *in_chapters]:
         assert drawn, title
         for figure in drawn:
             assert figure.text.endswith(".")
-            assert figure.rows
-            assert {len(line) for line in figure.rows} == {len(figure.headers)}
     names = [figure.name for figure in report_page.sections(study)["m0"][1]]
     assert names == ["latency", "B", "W", "memory-over-time"]
 
@@ -282,7 +281,7 @@ def test_figures_need_no_more_than_a_row_has():
 
 
 def test_markdown_has_the_pages_tables_and_no_name_breaks_them():
-    text = report_page.markdown(Study("t", [row("m s a|b<i>", B_ms=12.5), row("m s q4", status="oom")]))
+    text = exports.markdown(Study("t", [row("m s a|b<i>", B_ms=12.5), row("m s q4", status="oom")]))
     assert text.startswith("2 cells: 1 ok, 1 oom.\n\n## Invalid and failed cells\n\n")
     assert "- oom (m s q4)" in text
     assert "| cell | status | B ms |" in text
@@ -291,7 +290,7 @@ def test_markdown_has_the_pages_tables_and_no_name_breaks_them():
 
 
 def test_csv_has_every_figure_in_full_and_empty_where_there_is_none():
-    text = report_page.csv(
+    text = exports.csv(
         [row(B_ms=12.345678, B_ci95_ms=[12.0, None], baseline=row(B_ms=11.0)), row(status="oom")]
     )
     first, second = csv.DictReader(io.StringIO(text))
@@ -300,7 +299,7 @@ def test_csv_has_every_figure_in_full_and_empty_where_there_is_none():
 
 
 def test_json_is_one_array_without_nan():
-    text = report_page.json([row(B_ms=float("nan"), W_ci95=[1.0, float("inf")])])
+    text = exports.json([row(B_ms=float("nan"), W_ci95=[1.0, float("inf")])])
     (cell,) = json.loads(text, parse_constant=lambda name: pytest.fail(name))
     assert cell["B_ms"] is None
     assert cell["W_ci95"] == [1.0, None]
@@ -317,9 +316,9 @@ def test_a_name_can_break_neither_the_pages_html_nor_its_json():
 def test_no_text_of_a_comparison_is_markup():
     evil = "</script><img src=x>'\""
     table = Table([evil, evil], [[evil, evil]], marked=[True], title=evil, meanings=[evil, evil])
-    drawn = plots.Chart(evil, evil, evil, [{"name": evil}], {"title": evil}, [evil, evil], [[evil, evil]])
+    drawn = plots.Chart(evil, evil, evil, [{"name": evil}], {"title": evil})
     texts = {"title": evil, "notes": [evil], "counts": evil, "meaning": [evil]}
-    page = report_page.filled("comparison.html", **texts, tables=[table], figures=[drawn])
+    page = templates.filled("comparison.html", **texts, tables=[table], figures=[drawn])
     assert "<img" not in page.split("<script>")[0]
     assert evil not in page
     (figure,) = re.findall(r'<script type="application/json">(.*?)</script>', page)
@@ -328,65 +327,13 @@ def test_no_text_of_a_comparison_is_markup():
 
 def test_a_page_without_one_of_its_values_is_an_error():
     with pytest.raises(UndefinedError, match="'lead' is undefined"):
-        report_page.filled("history.html", title="t", warnings=[])
+        templates.filled("history.html", title="t", warnings=[])
 
 
 def test_a_page_that_cannot_be_written_is_a_sentence(tmp_path: Path):
     (tmp_path / "file").write_text("")
     with pytest.raises(ResultsError, match="cannot be written"):
         report_page.write(tmp_path / "file" / "page.html", Study("t", [row()]))
-
-
-def test_figures_are_written_as_png_files(tmp_path: Path):
-    if not any(map(shutil.which, ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable"))):
-        pytest.skip("no chromium or chrome on PATH")
-    study = Study("t", [row("../../m s q4", B_ms=12.0), row("../../m s q8", B_ms=14.0)])
-    (path,) = png.write(tmp_path, report_page.titled(study))
-    assert path == tmp_path / "m-B.png"
-    assert path.read_bytes().startswith(b"\x89PNG")
-
-
-def legend_of(whole: dict[str, Any]) -> list[str]:
-    return [trace["name"] for trace in whole["data"] if trace["showlegend"]]
-
-
-def test_a_png_file_of_the_picture_names_every_point_and_every_sign():
-    cells = [
-        row("m s q4", B_ms=12.0, B_ci95_ms=[11.0, 13.0], file_bytes=4e9, shape="flat"),
-        row("m s q8", B_ms=24.0, loaded_bytes=8e9, shape="flat"),
-        row("m s q2", B_ms=13.0, file_bytes=5e9, shape="flat"),
-    ]
-    (_, (figure,)), *_ = report_page.titled(Study("t", cells))
-    whole = png.whole_figure(figure, "m")
-    assert sorted(text for trace in whole["data"] for text in trace.get("text", ())) == ["q2", "q4", "q8"]
-    assert {"beaten in both", "size by another measure", "95% confidence interval"} < {*legend_of(whole)}
-
-
-def test_a_png_file_explains_bands_ticks_and_hatched_bars():
-    cell = row(B_theory_ms=1.0, W_theory_tokens_per_ms=100.0)
-    ms = np.full(4000, 10.0)
-    ms[2000] = 90.0
-    whole = png.whole_figure(latency((cell, ms)), "m")
-    assert legend_of(whole) == ["limits by the data sheet", "q4_0", "spikes, ticks at the upper edge"]
-    bad = [row("m s q4", B_ms=12.0), row("m s q8", B_ms=14.0, status="invalid")]
-    ((_, figures),) = report_page.sections(Study("t", bad)).values()
-    assert "hatched: invalid" in legend_of(png.whole_figure(figures[0], "m"))
-
-
-def test_a_png_file_leaves_out_what_waits_for_a_selection(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    drawn: list[Any] = []
-    monkeypatch.setattr(png, "_draw", drawn.extend)
-    cell = row(B_theory_ms=1.0, W_theory_tokens_per_ms=100.0)
-    n = np.arange(26.0, 126)
-    png.write_latency(tmp_path / "x.png", Study("t", [cell], series={cell["name"]: Curve(n, n)}))
-    names = [trace["name"] for trace in drawn[0]["fig"]["data"]]
-    assert names == ["limits by the data sheet", "llamacpp q4_0", "llamacpp q4_0, name"]
-
-
-def test_without_a_browser_the_figures_are_refused_in_a_sentence(tmp_path, monkeypatch):
-    monkeypatch.setenv("BROWSER_PATH", "/nonexistent")
-    with pytest.raises(png.FiguresError, match="none was found; install one"):
-        png.write(tmp_path, report_page.titled(Study("t", [row(B_ms=12.0)])))
 
 
 def test_a_label_leaves_out_what_all_cells_of_a_model_share():

@@ -63,7 +63,8 @@ def row_of(study: Study) -> Any:
 
 
 def test_a_row_has_each_part_the_rest_with_its_share_and_the_published_sizes(published):
-    row = row_of(replace(published, attributions=[attributed(measured_bytes_per_token=103_219.2)]))
+    ours = [attributed(measured_bytes_per_token=103_219.2)]
+    row, theirs, *_ = memory.rows(replace(published, attributions=ours))
     assert texts("Once loaded", row) == {
         "file MB": "395",
         "weights MB": "389",
@@ -74,11 +75,12 @@ def test_a_row_has_each_part_the_rest_with_its_share_and_the_published_sizes(pub
         "runtime MB": "80",
         "unattributed MB": "5.0 (1.0%)",
         "total MB": "500",
-        "published file MB": "395",
-        "published buffer MB": f"{0.28 * GIB / 1e6:,.0f}",
-        "published KV MB": f"{96 * MIB / 1e6:,.0f}",
-        "published VRAM MB": "-",
     }
+    published_texts = texts("Once loaded", theirs)
+    assert theirs["name"].endswith(" (published)")
+    assert (published_texts["file MB"], published_texts["total MB"]) == ("395", "-")
+    assert published_texts["weights MB"] == f"{0.28 * GIB / 1e6:,.0f}"
+    assert published_texts["KV cache MB"] == f"{96 * MIB / 1e6:,.0f}"
     peak = texts("At its peak", row)
     assert (peak["unattributed MB"], peak["total MB"], peak["compute MB"]) == ("-35 (-5.0%)", "700", "240")
     assert (peak["B/token"], peak["B/token by theory"], peak["of theory"]) == ("103,219", "98,304", "1.05x")
@@ -90,8 +92,6 @@ def test_an_inferred_part_is_marked_and_has_no_rest_beside_it():
     study = Study("t", [], attributions=[attributed(peak=peak | {"by_difference": ["compute"]})])
     shown = texts("At its peak", row_of(study))
     assert (shown["compute MB"], shown["weights MB"], shown["unattributed MB"]) == ("~240", "389", "-")
-    (figure,) = memory.chapter(study).figures["qwen1.5-0.5b"]
-    assert figure.rows[1] == ["llamacpp q4_0, peak", "389", "-", "~240", "-", "-", "71", "-", "700"]
 
 
 def test_each_published_size_is_shown_once_beside_ours_or_alone(published):
@@ -99,10 +99,10 @@ def test_each_published_size_is_shown_once_beside_ours_or_alone(published):
     alone = {row["name"]: row for row in memory.rows(bare)}
     ours = [attributed(), attributed("bnb", "nf4-dynamic"), attributed("hf", "bf16-static")]
     both = memory.rows(replace(bare, attributions=ours))
-    assert len(both) == len(alone) + 1, "of a static cache the study has nothing"
-    assert both[1]["published"]["vram_bytes"] == round(0.65 * GIB)
-    assert both[2]["published"] is None
-    assert alone["qwen1.5-7b hf bf16 on cuda"]["published"]["file_bytes"] == 15_450_000_000
+    assert len(both) == len(alone) + 3, "of a static cache the study has nothing"
+    assert [row["name"].endswith(" (published)") for row in both[:5]] == [False, True, False, True, False]
+    assert both[3]["loaded"]["total_bytes"] == round(0.65 * GIB)
+    assert alone["qwen1.5-7b hf bf16 on cuda"]["file_bytes"] == 15_450_000_000
     again = [attributed("llamacpp", "q4_0", kind="reported", name="qwen1.5-0.5b llamacpp q4_0 on cuda")]
     assert memory.rows(replace(bare, attributions=again)) == memory.rows(bare)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import json
 import os
 import re
@@ -23,7 +22,7 @@ from harness.dataset import table
 from harness.dataset.study import load_study
 from harness.records import Stored
 from harness.records.tables import TokenTimes
-from harness.report import speculation as report
+from harness.report import workloads
 
 
 @pytest.fixture
@@ -125,31 +124,6 @@ def test_the_speed_of_passes_that_give_several_tokens_is_that_of_all_after_the_f
     assert row["start_tokens_per_s"] is row["end_tokens_per_s"] is None  # an edge may cut a pass in two
 
 
-def test_the_step_of_a_draft_model_counts_from_the_same_machine_and_device_alone():
-    def cell(ms: float, of: dict, key: str, **changes: object) -> Stored:
-        found = copy.deepcopy(of) | {"content_key": key, "stack": "llamaserver", "cell": key, "variant": key}
-        for name, value in changes.items():
-            found[name] = found[name] | value if isinstance(value, dict) else value
-        n = list(range(26, 26 + found["tokens"]))
-        step_ns = [round(ms * 1e6)] * found["tokens"]
-        return Stored(Path(key), found, TokenTimes.of_columns({"n": n, "latency_ns": step_ns}))
-
-    counters = {"drafted_tokens": 60, "accepted_tokens": 20}
-    main = guessed(done__counters=counters, loaded__draft_model_bytes=10**6)
-    plain = golden.record(options=golden.GOLDEN["options"] | {"speculate": "none"}, done__counters={})
-    draft = copy.deepcopy(plain)
-    draft["model"] = plain["model"] | {"name": "d", "weights": {"kind": "path", "path": "/draft.gguf"}}
-
-    def drafts_from(**changes: object) -> str:
-        stored = [cell(8, main, "a"), cell(10, plain, "b"), cell(2, draft, "c", **changes)]
-        (rows,) = report.chapter(load_study(stored)).rows.values()
-        return f"{rows[0]['costs'].draft_ms:.1f} by {rows[0]['costs'].draft_from}"
-
-    assert drafts_from() == "2.0 by a decode step of the draft model"
-    assert "by the bytes of both models" in drafts_from(machine={"slug": "elsewhere"})
-    assert "by the bytes of both models" in drafts_from(device="GPU-1")
-
-
 def test_more_accepted_tokens_than_came_give_no_length():
     assert acceptance_length(speculation.row(record(tokens=6, accepted=6))) is None
 
@@ -181,6 +155,23 @@ def test_tokens_that_came_without_an_id_are_not_compared():
     here["done"]["counters"]["piece_tokens"] = 3
     flag = speculation.compared_ids(here, times([1, 2, 4, 0]), (there, times([1, 2, 4, 5])))
     assert flag.detail == "the same ids as without guesses for all 3 tokens that came with ids"
+
+
+def test_the_speed_up_is_over_the_same_cell_without_guesses_and_no_other():
+    def cell(ms: float, found: dict, key: str) -> Stored:
+        found = found | {"content_key": key, "cell": key, "variant": key}
+        n = list(range(26, 26 + found["tokens"]))
+        step_ns = [round(ms * 1e6)] * found["tokens"]
+        return Stored(Path(key), found, TokenTimes.of_columns({"n": n, "latency_ns": step_ns}))
+
+    counters = {"drafted_tokens": 60, "accepted_tokens": 20}
+    options = golden.GOLDEN["options"] | {"speculate": "none"}
+    plain = golden.record(options=options, done__counters={})
+    other = golden.record(options=options | {"threads": 7}, done__counters={})
+    main = guessed(done__counters=counters) | {"stack": plain["stack"]}
+    found = load_study([cell(8, main, "a"), cell(20, other, "b"), cell(10, plain, "c")])
+    ((row,),) = workloads.chapters(found)["speculation"].rows.values()
+    assert (row["at"]["plain_tokens_per_s"], row["at"]["speed_up"]) == pytest.approx((100, 1.25))
 
 
 def test_theory_says_what_acceptance_pays():

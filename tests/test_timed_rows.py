@@ -17,7 +17,7 @@ from harness.analysis import prefill_rows
 from harness.analysis.figures import COMPARED, again
 from harness.analysis.verdicts import verdict
 from harness.dataset.study import Study, load_study, with_series
-from harness.report import closing, depth, turns
+from harness.report import closing, exports, workloads
 from harness.report import page as report_page
 
 WORKLOADS: list[dict[str, Any]] = [
@@ -112,8 +112,8 @@ def test_figures_of_a_decode_are_those_of_decodes_alone(study: Study):
     assert "prefill" not in line
     (_, drawn) = report_page.sections(study)["m0"]
     (latency,) = (figure for figure in drawn if figure.name == "latency")
-    assert {trace["name"] for trace in latency.data} == {"fake v", "fake v, name"}
-    speed = report_page.markdown(study).partition("## Speed")[2].partition("\n## ")[0]
+    assert {trace["name"] for trace in latency.data} == {"fake v"}
+    speed = exports.markdown(study).partition("## Speed")[2].partition("\n## ")[0]
     assert "v prefill" not in speed
     assert not [each for each in study.attributions if "depth" in each["name"]]
 
@@ -121,20 +121,20 @@ def test_figures_of_a_decode_are_those_of_decodes_alone(study: Study):
 def test_the_chapter_on_depth_draws_points_with_intervals_and_theorys_ceiling(study: Study):
     alone = of(study.repeats, "depth")["depths"]
     one = [row | {"depths": alone} if row["workload"] == "depth" else row for row in study.cells]
-    (figure,) = depth.chapter(replace(study, cells=one)).figures["tiny-qwen2"]
-    assert [trace["meta"].get("kind") for trace in figure.data] == [None, "line"]
+    (figure,) = workloads.chapters(replace(study, cells=one))["depth"].figures["tiny-qwen2"]
+    assert [trace["meta"].get("kind") for trace in figure.data] == [None]
     assert all(figure.data[0]["error_y"]["array"])
     theory = {"B_theory_ms": 0.5, "W_theory_tokens_per_ms": 1e4, "depths": alone | {"curved": True}}
     bent = [row | theory if row["workload"] == "depth" else row for row in study.cells]
-    chapter = depth.chapter(replace(study, cells=bent))
+    chapter = workloads.chapters(replace(study, cells=bent))["depth"]
     (figure,) = chapter.figures["tiny-qwen2"]
     assert "theory" in figure.overlays
     assert "no line holds" in chapter.notes["tiny-qwen2"][0]
-    assert ", curved |" in report_page.markdown(replace(study, cells=bent))
+    assert ", curved |" in exports.markdown(replace(study, cells=bent))
 
 
 def test_the_chapter_on_turns_stacks_prefill_and_decode_of_both_conversations(study: Study):
-    chapter = turns.chapter(study)
+    chapter = workloads.chapters(study)["turns"]
     (figure,) = chapter.figures["tiny-qwen2"]
     prefill, decode = figure.data
     assert (prefill["name"], decode["name"]) == ("prefill", "decode")
@@ -201,7 +201,7 @@ def test_a_report_of_timed_rows_alone_has_their_chapters_and_no_table_of_decodes
     assert all(f'id="m0-{name}"' in page for name in ("prefill", "depth", "turns"))
     (sentence,) = closing.sentences(alone)
     assert re.match(r"tiny-qwen2 fake v: [\d,.]+ tok/s at depth 0, ", sentence)
-    assert "## Speed" not in report_page.markdown(alone)
+    assert "## Speed" not in exports.markdown(alone)
 
 
 def test_a_sweep_behind_tokens_alone_is_shown_at_its_depth_without_a_ttft(gathered: Study):

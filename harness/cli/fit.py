@@ -17,7 +17,7 @@ from harness.analysis.repeat_figures import Analysis, Unusable
 from harness.analysis.warnings import Flag, Warnings
 from harness.base.text import plural, printable, shortened
 from harness.cli import NOT_OK, OK, REGRESSION, Mistake, options, say, theory_options
-from harness.cli.options import add_json, add_wide, unknown
+from harness.cli.options import add_json, add_wide, no_png, unknown
 from harness.dataset.table import drop_intervals, flag_kernel_changes
 from harness.records import ResultsError
 from harness.records.foreign.log import Log, LogError, Request, Series
@@ -71,7 +71,7 @@ def add(parser: argparse.ArgumentParser) -> None:
         help="unit of the latencies or times (default: at the end of the column's name; otherwise required)",
     )
     parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="also write an HTML page")
-    parser.add_argument("--png", type=Path, metavar="FILE", help="also draw latency against position")
+    parser.add_argument("--png", type=no_png, help=argparse.SUPPRESS)
     parser.add_argument(
         "--model",
         metavar="NAME",
@@ -119,8 +119,8 @@ def run(arguments: argparse.Namespace) -> int:
         fit_text.show_fits(rows, notes, arguments.wide)
     usable = any(row["unusable"] is None for row in rows)
     code = OK if usable else NOT_OK
-    if usable and (arguments.output or arguments.png):
-        code = _draw(path, log, rows, arguments.output, arguments.png)
+    if usable and arguments.output:
+        code = _draw(path, log, rows, arguments.output)
     raised = {flag["code"] for row in rows for flag in row["flags"]}
     return REGRESSION if code == OK and raised.intersection(arguments.fail_on) else code
 
@@ -162,21 +162,16 @@ def _read(path: Path, options: Options) -> Log:
         raise type(error)(f"{path}: {error}") from error
 
 
-def _draw(path: Path, log: Log, rows: list[Row], page: Path | None, picture: Path | None) -> int:
-    from harness.report import fit_text, png
+def _draw(path: Path, log: Log, rows: list[Row], page: Path) -> int:
+    from harness.report import fit_text
     from harness.report import page as report_page
 
-    made = fit_text.fit_study(path.name, rows, log)
     try:
-        if page:
-            report_page.write(page, made)
-            print(page.absolute())
-        if picture:
-            png.write_latency(picture, made)
-            print(picture.absolute())
-    except (ResultsError, png.FiguresError) as refusal:
+        report_page.write(page, fit_text.fit_study(path.name, rows, log))
+    except ResultsError as refusal:
         say(refusal)
         return NOT_OK
+    print(page.absolute())
     return OK
 
 

@@ -210,3 +210,8 @@ def known() -> Machines:
     from harness.config import own_machines  # pydantic takes 0.1 s
 
     return own_machines.known()
+
+
+def no_png(_: str) -> str:
+    """`--png`, which earlier versions had. Raises ArgumentTypeError."""
+    raise argparse.ArgumentTypeError("no longer drawn: each figure of the page has the button `save as PNG`")

@@ -12,7 +12,7 @@ from pathlib import Path
 from harness.base import data
 from harness.base.text import plural
 from harness.cli import OK, Mistake
-from harness.cli.options import add_wide
+from harness.cli.options import add_wide, no_png
 from harness.cli.pages import PORT, PUBLIC_SPEEDS, REPORTS, RESULTS, newest_page, open_page
 
 # What takes long to import is imported where it is used: `harness` alone needs none of it.
@@ -155,7 +155,7 @@ def add(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="energy by a wall meter: CSV with columns time (2026-11-27T10:00:00+01:00, or Unix) and watts",
     )
-    parser.add_argument("--png", type=Path, metavar="DIR", help="write the figures as PNG files")
+    parser.add_argument("--png", type=no_png, help=argparse.SUPPRESS)
     parser.add_argument(
         "--open", action="store_true", help="show the page in the browser (without DIR: the newest page)"
     )
@@ -190,7 +190,7 @@ OPTIONS = {
     "history": {"json", "output"},
     "export": {"output"},
     "serve": {"baseline"},
-    "format": {"output", "baseline", "png", "campaign", "price", "power_log"},
+    "format": {"output", "baseline", "campaign", "price", "power_log"},
 }
 """What each view takes of the options that some have no use for."""
 
@@ -199,13 +199,13 @@ def _check_options(arguments: argparse.Namespace) -> None:
     """Raises Mistake for an option that would do nothing, and for a view of speeds without records."""
     given = vars(arguments)
     view = next((each for each in OPTIONS if given[each] is not None and given[each] is not False), None)
-    takes = OPTIONS[view] if view else {"output", "baseline", "png", "open", "campaign", "price", "power_log"}
-    for option in ("output", "baseline", "png", "open", "json", "campaign", "price", "power_log"):
+    takes = OPTIONS[view] if view else {"output", "baseline", "open", "campaign", "price", "power_log"}
+    for option in ("output", "baseline", "open", "json", "campaign", "price", "power_log"):
         if given[option] and option not in takes:
             what = f"with --{view}" if view else "for a page; its tables: --format json"
             raise Mistake(f"--{option.replace('_', '-')} has no effect {what}")
     if PUBLIC_SPEEDS in arguments.dir and view not in (None, "format"):
-        raise Mistake(f"{PUBLIC_SPEEDS} are speeds without records: only a page and --format show them")
+        raise Mistake(f"{PUBLIC_SPEEDS} are speeds without records: only their table and --format show them")
 
 
 def _view(arguments: argparse.Namespace) -> int:

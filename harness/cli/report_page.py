@@ -10,7 +10,7 @@ from pathlib import Path
 
 from harness import records
 from harness.base.text import few, list_named, plural
-from harness.cli import NOT_OK, OK, Mistake, results, say
+from harness.cli import OK, Mistake, results, say
 from harness.cli.pages import PUBLIC_SPEEDS, REPORTS, open_page
 from harness.cli.results import Source
 from harness.dataset.energy import with_energy
@@ -19,20 +19,17 @@ from harness.dataset.study import Study, study_of, timed
 from harness.records import ResultsError
 from harness.records.files import write_output
 from harness.records.foreign.log import LogError
-from harness.report import machines, png
+from harness.report import exports, machines
 from harness.report import page as report_page
 from harness.report import serve as report_serve
-from harness.report.plots import Chart
 
 
 @dataclass(frozen=True)
 class Shown:
-    """`name`: of the page's file. `figures`: by the titles of their sections. `tables`: in the format asked
-    for."""
+    """`name`: of the page's file. `tables`: in the format asked for."""
 
     name: str
     warnings: Sequence[str]
-    figures: Sequence[tuple[str, Sequence[Chart]]]
     tables: Callable[[], str]
     page: Callable[[], str]
 
@@ -45,13 +42,6 @@ def run(arguments: argparse.Namespace) -> int:
         shown = _shown(arguments, stack)
         for warning in few(shown.warnings):
             say(warning)
-        if arguments.png:
-            try:
-                for path in png.write(arguments.png, shown.figures):
-                    print(path)
-            except png.FiguresError as refusal:
-                say(refusal)
-                return NOT_OK
         if arguments.format:
             tables = shown.tables()
             if arguments.output is None:
@@ -59,7 +49,7 @@ def run(arguments: argparse.Namespace) -> int:
             else:
                 write_output(arguments.output, tables)
                 print(arguments.output.absolute())
-        elif arguments.output or not arguments.png:
+        else:
             page = arguments.output or REPORTS / f"{shown.name}.html"
             write_output(page, shown.page())
             print(page.absolute())
@@ -82,7 +72,6 @@ def _shown(arguments: argparse.Namespace, stack: contextlib.ExitStack) -> Shown:
     return Shown(
         name,
         study.warnings,
-        report_page.titled(study),
         lambda: _tables(study, arguments.format),
         lambda: report_page.page(study),
     )
@@ -112,7 +101,6 @@ def _of_machines(arguments: argparse.Namespace, sources: Sequence[Source]) -> Sh
     return Shown(
         "machines",
         found.warnings,
-        [(view.model, view.tables[0].figures) for view in views],
         lambda: machines.markdown(study, found, views),
         lambda: machines.html(study, found, views),
     )
@@ -125,14 +113,14 @@ def _rows(source: Source) -> machines.Rows:
 
 def _tables(study: Study, form: str) -> str:
     if form == "md":
-        return report_page.markdown(study)
+        return exports.markdown(study)
     if form == "json":
-        return report_page.json(study.rows)
+        return exports.json(study.rows)
     rows = [row for row in study.rows if timed(row) in (None, "depth")]
     if left := len(study.rows) - len(rows):
         cells = plural(left, "cell")
         say(f"{cells} of prefill, turns or batch left out: their figures are in --format md and --export csv")
-    return report_page.csv(rows)
+    return exports.csv(rows)
 
 
 def serve(paths: list[Path], baseline: Path | None, port: int) -> int:
@@ -164,26 +152,24 @@ def serve(paths: list[Path], baseline: Path | None, port: int) -> int:
 
 
 def public_speeds(arguments: argparse.Namespace) -> int:
-    """Print the table of public speeds, or write its page. Raises Mistake."""
+    """Print the tables of public speeds. Raises Mistake."""
     from harness.report import public_speeds as report_public_speeds
     from harness.theory import public_speeds as speeds
 
-    if len(arguments.dir) > 1 or arguments.baseline or arguments.png:
+    if len(arguments.dir) > 1 or arguments.baseline or arguments.open:
         raise Mistake(
-            f"{PUBLIC_SPEEDS} are speeds without records: give it alone, and no --baseline or --png"
+            f"{PUBLIC_SPEEDS} are speeds without records: give it alone, and no --baseline or --open"
         )
     forms = {
+        None: report_public_speeds.terminal,
         "md": report_public_speeds.markdown,
         "csv": report_public_speeds.csv,
         "json": report_public_speeds.json,
     }
-    text = forms.get(arguments.format, report_public_speeds.html)(speeds.rows())
-    output = arguments.output
-    if output is None and arguments.format is None:
-        output = REPORTS / f"{PUBLIC_SPEEDS.name}.html"
-    if output is None:
+    text = forms[arguments.format](speeds.rows())
+    if arguments.output is None:
         print(text, end="")
     else:
-        write_output(output, text)
-        print(output.absolute())
+        write_output(arguments.output, text)
+        print(arguments.output.absolute())
     return OK

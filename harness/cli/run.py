@@ -75,11 +75,12 @@ def _max_ctx(experiment: Experiment, arguments: argparse.Namespace) -> int:
     if arguments.dry_run:
         return _dry_run(experiment, given, arguments)
     stored, root = cli_progress.run_one_kind(experiment, given, arguments)
-    searches = load_study(stored).searches
+    study = load_study(stored)
+    searches = study.searches
     if arguments.json:
         print(json.dumps(searches, indent=1, allow_nan=False))
     else:
-        text_table.show(tables.searches_blocks(searches), arguments.wide)
+        text_table.show(tables.searches_blocks(study), arguments.wide)
         print(_where(root))
     return OK if all(row["status"] in USABLE for row in searches) else NOT_OK
 

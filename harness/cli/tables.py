@@ -6,24 +6,27 @@ import json
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
-from harness.analysis.columns import Cell, Search
+from harness.analysis.columns import Cell
 from harness.analysis.quality import NOT_SCORED
 from harness.analysis.warnings import Warnings
 from harness.base.text import list_named, plural
 from harness.cli import say
 from harness.dataset.study import Study, timed
-from harness.report import depth, prefill, quality, summary, tables, turns, users
+from harness.report import longest, prefill, quality, summary, tables
 from harness.report.closing import sentences
 from harness.report.text_table import ANSWER, DISTURBED, FAILED, REMARK, WARNED, Block, Note, Table, show
 from harness.report.timed_rows import with_prompts
+from harness.report.workloads import WORKLOADS
 
 # The table of searches that `harness run` and `harness report --list` print.
 
 
-def searches_blocks(searches: Sequence[Search]) -> Iterator[Block]:
+def searches_blocks(study: Study) -> Iterator[Block]:
     """The table, then why each search ended, and what its length does not mean."""
-    yield tables.searches(searches)
-    for row in searches:
+    found = [row for row in longest.context_rows(study) if row["search"]]
+    first, *others = longest.COLUMNS
+    yield tables.in_terminal((first, tables.STATUS, *others), found)
+    for row in study.searches:
         reasons = row["reasons"] if row["reasons"] else [row["not_filled"], row["limit_reason"]]
         for reason in filter(None, reasons):
             yield Note(f"{row['name']}: {reason}", FAILED if row["reasons"] else REMARK)
@@ -67,7 +70,7 @@ def cells_blocks(study: Study) -> Iterator[Block]:
     """The answers, the searches, the scores, the cells, and notes on them."""
     yield from (Note(sentence, ANSWER) for sentence in sentences(study))
     if study.searches:
-        yield from searches_blocks(study.searches)
+        yield from searches_blocks(study)
     if study.scores:
         yield from quality.blocks(study.scores)
     if not study.cells and (study.searches or study.scores):
@@ -87,12 +90,9 @@ def tables_of_workloads(rows: Sequence[Cell]) -> Iterator[Table]:
         yield tables.cells(decodes)
     if swept := [row for row in others if timed(row) == prefill.KIND]:
         yield tables.in_terminal((*prefill.SHORT, tables.STATUS), prefill.shown(swept))
-    if deep := [row for row in others if timed(row) == depth.KIND]:
-        yield tables.in_terminal((*depth.columns(deep), tables.STATUS), deep)
-    if talks := [row for row in others if timed(row) == turns.KIND]:
-        yield tables.in_terminal((*turns.COLUMNS, tables.STATUS), turns.shown(talks))
-    if several := [row for row in others if timed(row) == users.KIND]:
-        yield tables.in_terminal((*users.COLUMNS, tables.STATUS), users.shown(several))
+    for kind, workload in WORKLOADS.items():
+        if shown := [row for row in others if timed(row) == kind]:
+            yield tables.in_terminal((*workload.columns(shown), tables.STATUS), workload.shown(shown))
 
 
 def _failures(rows: Sequence[Cell]) -> Iterator[Note]:

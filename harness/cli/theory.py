@@ -463,20 +463,19 @@ def _csv(rows: Sequence[Unread]) -> None:
 def _list(arguments: argparse.Namespace, shapes: Known, machines: Mapping[str, Machine]) -> int:
     from harness.report import theory_text
 
-    known: Sequence[Any]
-    if arguments.list_models:
-        known = [theory_text.model_text(name, shape) for name, shape in shapes.items()]
-    else:
-        known = [theory_text.machine_text(name, machine) for name, machine in machines.items()]
+    known = (
+        [theory_text.model_row(name, shape) for name, shape in shapes.items()]
+        if arguments.list_models
+        else [theory_text.machine_row(name, machine) for name, machine in machines.items()]
+    )
     if arguments.json:
         print(json.dumps(known, indent=1))
     elif arguments.csv:
         _csv([{k: json.dumps(v) if isinstance(v, dict) else v for k, v in line.items()} for line in known])
     elif arguments.list_models:
-        theory_text.theory_table(theory_text.MODELS, known, arguments.wide)
+        theory_text.show_models(known, arguments.wide)
     else:
-        theory_text.theory_table(theory_text.MACHINES, known, arguments.wide)
-        theory_text.sources_text(known)
+        theory_text.show_machines(machines, arguments.wide)
     return OK
 
 

@@ -12,9 +12,9 @@ from harness.analysis.figures import Figure
 from harness.analysis.steps import SHORTEST
 from harness.base.text import few, plural
 from harness.compare.series import History, Series, Step
-from harness.report import page
 from harness.report.parts import lines, scatter
 from harness.report.plots import COLOURS, Chart, Mark, figure_layout, plain_figure, upright_figure
+from harness.report.templates import filled
 from harness.report.text_table import Table
 
 FEWEST = 2 * SHORTEST  # nights with a figure that a step needs
@@ -61,7 +61,7 @@ def history_page(title: str, history: History, steps: Sequence[Step], latest: Se
         f"{name}: no figure in {counted(nights, 'night')}; the last: {why}"
         for name, (nights, why) in history.cells_without_data.items()
     ]
-    return page.filled(
+    return filled(
         "history.html",
         title=title,
         lead=lead,
@@ -137,15 +137,6 @@ def figure(series: Series, steps: Sequence[Step]) -> Chart:
             yaxis={"range": [low - headroom, high + headroom]},
             shapes=[upright_figure(step.began.isoformat(), "dot") for step in own],
         ),
-        ["night", unit, "reason if missing"],
-        [
-            [
-                series.days[part[0]] + f" to {series.days[part[-1]]}" * (len(part) > 1),
-                "-" if point is None else f"{point:,.5g}",
-                "; ".join(dict.fromkeys(why for at in part if (why := series.whys[at]))) or "-",
-            ]
-            for part, point in zip(parts, points, strict=True)
-        ],
         height=300,
         across=2,
     )

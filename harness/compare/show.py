@@ -14,8 +14,9 @@ from harness.analysis.figures import BY_NAME, COMPARED
 from harness.base.text import plural, printable_lines
 from harness.compare import Change, Comparison
 from harness.compare.judge import BETTER, INVALID, SAME, UNCLEAR, WORSE
-from harness.report import page, parts, plots
+from harness.report import parts, plots
 from harness.report.plots import Chart
+from harness.report.templates import filled
 from harness.report.text_table import NONE, Table, formatted, in_markdown, more_columns, wrapped
 
 # A comparison for GitHub: one annotation per regression, and figures for github-action-benchmark.
@@ -304,7 +305,7 @@ WORSE_COLOUR, BETTER_COLOUR, OTHER_COLOUR = plots.COLOURS[1], plots.COLOURS[2], 
 
 def comparison_page(found: Comparison) -> str:
     """The whole file as text."""
-    return page.filled(
+    return filled(
         "comparison.html",
         title=title_text(found),
         notes=found.notes,
@@ -353,15 +354,6 @@ def _changes(metric: str, name: str, rows: Sequence[Change]) -> Chart:
                 *(plots.upright_figure(at, "dot") for at in (threshold, -threshold)),
             ],
         ),
-        ["cell", "change", "from", "to", "verdict"],
-        [
-            [
-                *(row["name"], f"{row['change']:+.2%}"),
-                *(f"{end:+.2%}" for end in row["change_ci90"] or ()),
-                row["verdict"],
-            ]
-            for row in rows
-        ],
         height=plots.names_height(names),
         across=2,
     )

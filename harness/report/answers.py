@@ -212,14 +212,6 @@ def size_measure(named: Named) -> SizeMeasure:
     return max(SIZES, key=lambda size: sum(bool(size.of(row)) for _, row in named))
 
 
-def goals_size(row: Cell, measure: SizeMeasure) -> tuple[float | None, SizeMeasure]:
-    """Bytes of a row by this measure, else by the first other that it has; and the measure."""
-    for size in (measure, *SIZES):
-        if (value := size.of(row)) is not None:
-            return value, size
-    return None, measure
-
-
 def _size(size: SizeMeasure) -> Measure:
     def of(row: Cell) -> Value | None:
         value = size.of(row)
@@ -254,21 +246,10 @@ def _divergence(row: Cell) -> Value | None:
 
 PERPLEXITY = Measure("perplexity", _perplexity, "{:.2f}".format, "perplexity {}")
 KLD = Measure("KLD", _divergence, lambda kld: "under 0.00001" if kld < 1e-5 else f"{kld:.5f}", "KLD {}")
-BITS = Measure(
-    "bits per weight",
-    lambda row: with_noise(row["bpw"], 0.0) if row["bpw"] is not None else None,
-    "{:.2f}".format,
-    "{} bits per weight",
-    most=True,
-)
 
 
 def _quality(named: Named) -> Measure:
-    """Bits per weight where nothing was scored."""
-    if quality_is_kld(named):
-        return KLD
-    scored = any(row["perplexity"] is not None for _, row in named)
-    return PERPLEXITY if scored or all(row["bpw"] is None for _, row in named) else BITS
+    return KLD if quality_is_kld(named) else PERPLEXITY
 
 
 # The answers.
@@ -326,17 +307,15 @@ def _ranked(group: Group) -> list[Answer]:
     """The answers to all goals but that of several users."""
     named = group.named
     speed, size, quality = _speed(named), _size(size_measure(named)), _quality(named)
-    measured = () if quality is BITS else (quality,)
-    note = "" if measured else "by bits per weight: no perplexity is known"
     return [
         _answer(FASTEST, named, _comparable_speed(named), (size,)),
-        _answer(SMALLEST, named, size, measured),
-        _answer(QUALITY, named, quality, (speed, size), note),
+        _answer(SMALLEST, named, size, (quality,)),
+        _answer(QUALITY, named, quality, (speed, size)),
         _longest(group, speed),
     ]
 
 
-def _answer(goal: str, named: Named, measure: Measure, further: Sequence[Measure], note: str = "") -> Answer:
+def _answer(goal: str, named: Named, measure: Measure, further: Sequence[Measure]) -> Answer:
     """One leader with its further figures; of several, the range of the figure."""
     entries = [Entry(label, *value) for label, row in named if (value := measure.of(row))]
     if not entries:
@@ -352,7 +331,6 @@ def _answer(goal: str, named: Named, measure: Measure, further: Sequence[Measure
     without = [entry.label for entry in entries if math.isinf(entry.high) and not entry.low]
     has = "has" if missing == 1 else "have"
     notes = (
-        note,
         f"{missing} of {len(named)} cells {has} no {measure.name}" if missing else "",
         f"without an interval: {text.list_named(without, NAMED)}" if without and len(entries) > 1 else "",
     )
@@ -424,10 +402,9 @@ def _of_users(group: Group) -> Answer:
 
 def sentence(group: Group, prompts: Mapping[str, WithPrompt]) -> tuple[str, str] | None:
     """The answers in one sentence, behind what it is about; None where nothing was ranked and no cell failed.
-    Without that of several users, and without that by bits per weight, which is no measurement. `prompts`:
+    Without that of several users. `prompts`:
     the decodes with the speed of a prompt, by name."""
-    by_bits = _quality(group.named) is BITS
-    known = [each for each in _ranked(group) if each.leaders and not (each.goal == QUALITY and by_bits)]
+    known = [answer for answer in _ranked(group) if answer.leaders]
     if not known:
         failed = group.every and not any(ok(row) for _, row in group.every)
         return (group.title, "no cell is ok.") if failed and not group.searched else None

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from operator import itemgetter
 from typing import cast
 
 from harness.analysis.columns import Ends, ShownCell
-from harness.analysis.figures import BY_NAME, Figure
+from harness.analysis.figures import BY_NAME
 from harness.base.lookup import value_at
-from harness.dataset.study import Study, bounds, failure, finite, labels
+from harness.dataset.study import Study, failure, finite, labels
 from harness.report import parts
 from harness.report.plots import (
-    FAINT,
     INK,
     NO_COLOUR,
     Chart,
@@ -24,151 +23,77 @@ from harness.report.plots import (
     plain_figure,
     reasons,
 )
-from harness.report.tables import B, W, hidden, interval
-from harness.report.text_table import NONE, formatted
+from harness.report.tables import hidden, text_of
+from harness.report.text_table import NONE
 
+BARS = {
+    "B_ms": ("B", "B: TPOT at zero context, ms", "B_theory_ms"),
+    "W_tokens_per_ms": ("W", "W: tokens of context per further ms of TPOT", "W_theory_tokens_per_ms"),
+}
+"""By figure: the chart's name and title, and the figure by the data sheet."""
 SIGNS = {  # beside the bars: symbol, its size, the width of its line, and its sign in words
     "limit by the data sheet": ("line-ns-open", 16, 2.5, "|"),
-    "limit measured here": ("x-thin-open", 9, 1.5, "x"),
     "baseline": ("diamond-open", 9, 1.5, "◇"),
 }
 
 
-@dataclass(frozen=True)
-class Fitted:
-    """A figure of the line through latencies. `text`: of a row, in place of a figure that is not known.
-    `limit`: the figure at the limit, of a figure and its ratio to the limit."""
-
-    name: str
-    title: str
-    figure: Figure
-    theory: str
-    ratios: tuple[str, str]
-    digits: int
-    text: Callable[[ShownCell], str]
-    limit: Callable[[float, float], float]
-
-
-FITTED = (
-    Fitted(
-        "B",
-        "B: TPOT at zero context, ms",
-        BY_NAME["B_ms"],
-        "B_theory_ms",
-        ("B_ratio", "B_measured_ratio"),
-        3,
-        B,
-        lambda ms, ratio: ms * ratio,
-    ),
-    Fitted(
-        "W",
-        "W: tokens of context per further ms of TPOT",
-        BY_NAME["W_tokens_per_ms"],
-        "W_theory_tokens_per_ms",
-        ("W_ratio", "W_measured_ratio"),
-        0,
-        W,
-        lambda tokens_per_ms, ratio: tokens_per_ms / ratio,
-    ),
-)
-
-
-@dataclass(frozen=True)
-class Bar:
-    """`beside`: by name in SIGNS. `text`: the figure, or why there is none."""
-
-    value: float | None
-    interval: Ends | None
-    beside: Mapping[str, float | None]
-    text: str
-
-
-def _bar(row: ShownCell, of: Fitted) -> Bar:
-    value, other = finite(of.figure.number(row)), row["baseline"]
-    ratios = (parts.figure_at(row, ratio) for ratio in of.ratios)
-    by_sheet, measured = (of.limit(value, ratio) if value is not None and ratio else None for ratio in ratios)
-    if (theory := parts.figure_at(row, of.theory)) is not None:
-        by_sheet = theory
-    beside = by_sheet, measured, of.figure.number(other) if other else None
-    shown = None if of.name == "W" and hidden(row) else value
-    text = of.text(row) if of.text(row) != NONE else failure(row) or NONE
-    return Bar(
-        shown,
-        cast("Ends | None", value_at(row, of.figure.ends)),
-        dict(zip(SIGNS, beside, strict=True)),
-        text if shown is None else f"{shown:,.{of.digits}f}",
-    )
-
-
-def of_model(model: str, named: Named, marks: Mapping[str, Mark]) -> list[Chart]:
-    """B and W of each variant with the confidence interval and the limits."""
-    return [_chart(model, named, marks, of) for of in FITTED]
-
-
-def _chart(model: str, named: Named, marks: Mapping[str, Mark], of: Fitted) -> Chart:
-    bars = [_bar(row, of) for _, row in named]
-    values = [bar.value for bar in bars]
-    names = [plain_figure(label) for label, _ in named]
-    hatched = [row["status"] == "invalid" for _, row in named]
-    data = [
-        parts.bars(
-            of.name,
-            values,
-            names,
-            [marks[row["name"]].colour for _, row in named],
-            f"%{{y}}: {of.name} %{{x:,.2f}}<extra></extra>",
-            orientation="h",
-            marker={
-                "opacity": 0.6,  # overlays stay visible
-                "pattern": {"shape": ["/" * is_hatched for is_hatched in hatched]},
-            },
-            error_x=parts.error_bars(values, (bar.interval for bar in bars), INK, width=4),
-            showlegend=False,
+def of_model(model: str, named: Named, marks: Mapping[str, Mark]) -> Iterator[Chart]:
+    """B and W of each variant with the confidence interval, the limit and the baseline."""
+    for figure_name, (name, title, theory) in BARS.items():
+        figure = BY_NAME[figure_name]
+        shown = [None if name == "W" and hidden(row) else finite(figure.number(row)) for _, row in named]
+        names = [plain_figure(label) for label, _ in named]
+        data = [
+            parts.bars(
+                name,
+                shown,
+                names,
+                [marks[row["name"]].colour for _, row in named],
+                f"%{{y}}: {name} %{{x:,.2f}}<extra></extra>",
+                orientation="h",
+                marker={
+                    "opacity": 0.6,  # overlays stay visible
+                    "pattern": {"shape": ["/" * (row["status"] == "invalid") for _, row in named]},
+                },
+                error_x=parts.error_bars(
+                    shown, [cast("Ends | None", value_at(row, figure.ends)) for _, row in named], INK, width=4
+                ),
+                showlegend=False,
+            )
+        ]
+        beside = (
+            [parts.figure_at(row, theory) for _, row in named],
+            [figure.number(row["baseline"]) if row["baseline"] else None for _, row in named],
         )
-    ]
-    for word, (symbol, size, width, _) in SIGNS.items():
-        points = [bar.beside[word] for bar in bars]
-        if any(point is not None for point in points):
+        signs = [(word, at) for word, at in zip(SIGNS, beside, strict=True) if any(x is not None for x in at)]
+        for word, at in signs:
+            symbol, size, width, _ = SIGNS[word]
             look = {"size": size, "line": {"width": width, "color": INK}}
             hover = f"%{{y}}: {word} %{{x:,.2f}}<extra></extra>"
-            data.append(parts.scatter(word, points, names, Mark(INK, symbol), hover, kind=word, marker=look))
-    compared = [word for word in SIGNS if any(bar.beside[word] is not None for bar in bars)]
-    if any(hatched):  # an entry of the legend
-        look = {"opacity": 0.6, "pattern": {"shape": "/"}}
-        data.append(parts.bars("hatched: invalid", [None], names[:1], FAINT, orientation="h", marker=look))
-    why = {name: bar.text for name, bar in zip(names, bars, strict=True) if bar.value is None}
-    has_ends = any(end is not None for bar in bars for end in bounds(bar.interval))
-    return Chart(
-        of.name,
-        of.title,
-        f"{of.title}, of each variant of {model}"
-        + ", with 95% confidence intervals (an open end has no whisker)" * has_ends
-        + (f", compared with: {', '.join(compared)}" if compared else "")
-        + "."
-        + " Hatched: invalid." * any(hatched),
-        [*data, *reasons(why, 0)] if len(why) < len(named) else [],
-        named_layout(
-            [label for label, _ in named],
-            grid=NO_COLOUR,
-            xaxis={"tickformat": ",~r"},
-            bargap=0.35,
-            barmode="overlay",
-        ),
-        ["variant", of.name, "95% CI", *SIGNS],
-        [
-            [
-                *(label, bar.text, interval(bar.interval, of.digits)),
-                *(formatted(value, f"{{:,.{of.digits}f}}") for value in bar.beside.values()),
-            ]
-            for (label, _), bar in zip(named, bars, strict=True)
-        ],
-        height=names_height(named),
-        across=2,
-        known={word: (f"{sign} {word}", "") for word, (*_, sign) in SIGNS.items()},
-    )
-
-
-# MBU against model size.
+            data.append(parts.scatter(word, at, names, Mark(INK, symbol), hover, kind=word, marker=look))
+        why = {
+            plain_figure(label): text if (text := text_of(figure)(row)) != NONE else failure(row) or NONE
+            for (label, row), value in zip(named, shown, strict=True)
+            if value is None
+        }
+        yield Chart(
+            name,
+            title,
+            f"{title}, of each variant of {model}, with 95% confidence intervals (an open end has no whisker)"
+            + "".join(f", beside its {word}" for word, _ in signs)
+            + ". Hatched: invalid.",
+            [*data, *reasons(why, 0)] if len(why) < len(named) else [],
+            named_layout(
+                [label for label, _ in named],
+                grid=NO_COLOUR,
+                xaxis={"tickformat": ",~r"},
+                bargap=0.35,
+                barmode="overlay",
+            ),
+            height=names_height(named),
+            across=2,
+            known={word: (f"{sign} {word}", "") for word, (*_, sign) in SIGNS.items()},
+        )
 
 
 def share(study: Study, marks: Mapping[str, Mark]) -> Chart | None:
@@ -178,26 +103,18 @@ def share(study: Study, marks: Mapping[str, Mark]) -> Chart | None:
         for row, label in zip(rows, labels(rows, model), strict=True):
             size, ratio = finite(row["weight_bytes_per_token"]), finite(row["B_ratio"])
             if size is not None and ratio is not None and row["status"] == "ok":
-                by_label.setdefault(label, []).append((size / 1e9, ratio, row))
+                by_label.setdefault(label, []).append((round(size / 1e9, 6), round(ratio, 5), row))
     if max((len(points) for points in by_label.values()), default=0) < 2:
         return None
-    data, table, legend = [], [], []
+    data, legend = [], []
     for v, (label, points) in enumerate(by_label.items()):
-        points.sort(key=lambda point: point[0])
+        points.sort(key=itemgetter(0))
         mark = marks[points[0][2]["name"]]
-        data.append(
-            parts.lines(
-                label,
-                [round(x, 6) for x, _, _ in points],
-                [round(y, 5) for _, y, _ in points],
-                mark,
-                "%{text}: MBU %{y:.1%}, %{x:.3f} GB per token",
-                v,
-                text=[plain_figure(row["model"]) for *_, row in points],
-            )
-        )
-        table += [[label, row["model"], f"{x:.3f}", f"{y:.1%}"] for x, y, row in points]
         legend.append((label, mark))
+        models = [plain_figure(row["model"]) for *_, row in points]
+        x, y = [size for size, *_ in points], [ratio for _, ratio, _ in points]
+        hover = "%{text}: MBU %{y:.1%}, %{x:.3f} GB per token"
+        data.append(parts.lines(label, x, y, mark, hover, v, text=models))
     return Chart(
         "share-of-limit",
         "MBU against model size",
@@ -210,7 +127,5 @@ def share(study: Study, marks: Mapping[str, Mark]) -> Chart | None:
             xaxis={"type": "log", "dtick": "D2"},
             yaxis={"tickformat": ".0%"},
         ),
-        ["variant", "model", "GB per token", "MBU"],
-        table,
         legend=legend,
     )

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import cast
 
-from harness.analysis.columns import Cell, Counted, Ended
+from harness.analysis.columns import Cell, Counted
 from harness.analysis.memory import Attribution, Moment
 from harness.base.lookup import value_at
 from harness.dataset.study import Study, matched
@@ -24,7 +23,6 @@ from harness.report.plots import (
     plain_figure,
 )
 from harness.report.tables import Column, number
-from harness.report.text_table import NONE
 
 TITLE = "Where the memory goes"
 MEANING = (
@@ -33,8 +31,8 @@ MEANING = (
     " Slack: memory that the allocator holds but has not handed out. Runtime: the interpreter, its libraries"
     " and the context of a GPU, before any model is loaded. Unattributed: the total minus these parts;"
     " negative where parts are reserved but not yet used. ~: inferred: the total minus the reported parts (on"
-    " a CPU: of the growth since loading); unattributed is then unknown. Published sizes come from other"
-    " machines."
+    " a CPU: of the growth since loading); unattributed is then unknown. Published: the model buffer, the KV"
+    " buffer at n_ctx 1,024 and the VRAM after loading, of another machine."
 )
 BY_DIFFERENCE = "~"  # an inferred part: the total minus the reported parts
 
@@ -62,24 +60,27 @@ PARTS = (
     Part("slack", "parts.slack", "held by the allocator but not handed out", COLOURS[5]),
     Part("runtime", "parts.runtime", "interpreter, libraries and GPU context", COLOURS[4]),
     Part("unattributed", "unattributed_bytes", "total minus the parts, and its share of the total"),
+    Part("total", "total_bytes", "RSS, or memory in use on the GPU"),
 )
-TOTAL = Part("total", "total_bytes", "RSS, or memory in use on the GPU")
+DRAWN = PARTS[:-1]
 SIZES = ("file_bytes", "model_buffer_bytes", "vram_bytes", "kv_buffer_bytes")  # of a published row
 TOLERATED = 0.03  # unattributed, as a share of the total
 
 
 class MemoryRow(Counted):
-    """The parts of a cell's memory, and the published row of its variant; None for what is not known.
-    `of_theory`: growth per token of context, measured over theory."""
+    """The parts of a cell's memory, or what was published of it; None for what is not known. `of_theory`:
+    growth per token of context, measured over theory."""
 
+    file_bytes: float | None
+    loaded: Moment | None
+    peak: Moment | None
+    bytes_per_token: float | None
     theory_bytes_per_token: float | None
-    own: Attribution | None
-    published: Cell | None
     of_theory: float | None
 
 
 Named = Sequence[tuple[str, MemoryRow]]
-MOMENTS = {"Once loaded": "own.loaded", "At its peak": "own.peak"}
+MOMENTS = {"Once loaded": "loaded", "At its peak": "peak"}
 
 
 def chapter(study: Study) -> Chapter[MemoryRow] | None:
@@ -88,8 +89,7 @@ def chapter(study: Study) -> Chapter[MemoryRow] | None:
 
 
 def rows(study: Study) -> list[MemoryRow]:
-    """One row per cell whose memory is attributed, with the published figures of its variant; then the
-    published figures of other variants."""
+    """One row per cell whose memory is attributed, and one per published figure."""
     known = [row for row in study.attributions if row["loaded"] or row["peak"] or row["file_bytes"]]
     ours = [row for row in known if row["kind"] != "reported"]
     reported = [
@@ -98,22 +98,45 @@ def rows(study: Study) -> list[MemoryRow]:
         if row["kind"] == "reported" and any(figure_at(row, size) for size in SIZES)
     ]
     theirs, alone = matched(study, ours, reported)
-    return [
-        *(_row(row, row, theirs.get(row["name"]), []) for row in ours),
-        *(_row(row, None, row, row["reasons"]) for row in alone),
-    ]
+    found = []
+    for row in ours:
+        found.append(_measured(row))
+        if row["name"] in theirs:
+            beside = _published(theirs[row["name"]])
+            found.append({**beside, "name": f"{beside['name']} (published)"})
+    return [*found, *map(_published, alone)]
 
 
-def _row(row: Ended, own: Attribution | None, published: Cell | None, reasons: list[str]) -> MemoryRow:
-    has_run = own and own["peak"] and own["peak"]["total_bytes"] is not None
-    measured = own["measured_bytes_per_token"] if own else None
-    theory = own["kv_bytes_per_token"] if own else None
+def _measured(row: Attribution) -> MemoryRow:
+    measured, theory = row["measured_bytes_per_token"], row["kv_bytes_per_token"]
+    has_run = row["peak"] and row["peak"]["total_bytes"] is not None
     return {
-        **tables.counted(row, reasons),
-        "own": own,
-        "published": published,
+        **tables.counted(row, []),
+        "file_bytes": row["file_bytes"],
+        "loaded": row["loaded"],
+        "peak": row["peak"],
+        "bytes_per_token": measured,
         "theory_bytes_per_token": theory if has_run else None,
         "of_theory": measured / theory if measured is not None and theory else None,
+    }
+
+
+def _published(row: Cell) -> MemoryRow:
+    loaded: Moment = {
+        "total_bytes": row["vram_bytes"],
+        "parts": {"weights": row["model_buffer_bytes"], "kv": row["kv_buffer_bytes"]},
+        "by_difference": [],
+        "unattributed_bytes": None,
+        "unattributed_share": None,
+    }
+    return {
+        **tables.counted(row, row["reasons"]),
+        "file_bytes": row["file_bytes"],
+        "loaded": loaded,
+        "peak": None,
+        "bytes_per_token": None,
+        "theory_bytes_per_token": None,
+        "of_theory": None,
     }
 
 
@@ -132,50 +155,30 @@ def _mb(value: float | None) -> str:
     return number(value, "{:,.0f}" if value is None or abs(value) >= 10e6 else "{:,.1f}", 1e6)
 
 
-def _part(moment: Moment | None, part: Part) -> str:
+def _part(row: MemoryRow, moment: str, part: Part) -> str:
     """`12`; `~12` for an inferred part; `12 (1.5%)` for what is unattributed."""
-    if moment is None:
-        return NONE
-    inferred = part.path.removeprefix("parts.") in moment["by_difference"]
-    share = number(moment["unattributed_share"], " ({:.1%})") if part.path == "unattributed_bytes" else NONE
-    return BY_DIFFERENCE * inferred + _mb(figure_at(moment, part.path)) + share.removesuffix(NONE)
+    inferred = part.path.removeprefix("parts.") in (value_at(row, f"{moment}.by_difference") or ())
+    text = BY_DIFFERENCE * inferred + _mb(figure_at(row, f"{moment}.{part.path}"))
+    share = figure_at(row, f"{moment}.unattributed_share") if part.name == "unattributed" else None
+    return text if share is None else f"{text} ({share:.1%})"
 
 
-def _parts_of(path: str) -> list[Column[MemoryRow]]:
-    def text(row: MemoryRow, part: Part) -> str:
-        return _part(cast("Moment | None", value_at(row, path)), part)
-
-    return [Column(f"{part.name} MB", partial(text, part=part), part.meaning) for part in (*PARTS, TOTAL)]
-
-
-def _megabytes(heading: str, path: str, meaning: str) -> Column[MemoryRow]:
-    return Column(heading, lambda row: _mb(figure_at(row, path)), meaning)
+def _parts_of(moment: str) -> list[Column[MemoryRow]]:
+    return [
+        Column(f"{part.name} MB", partial(_part, moment=moment, part=part), part.meaning) for part in PARTS
+    ]
 
 
 TABLES: Mapping[str, Sequence[Column[MemoryRow]]] = {
     "Once loaded": (
-        _megabytes("file MB", "own.file_bytes", "size of the checkpoint's files"),
-        *_parts_of(MOMENTS["Once loaded"]),
-        _megabytes("published file MB", "published.file_bytes", "size of the file, as published"),
-        _megabytes(
-            "published buffer MB", "published.model_buffer_bytes", "model buffer on the GPU, as published"
-        ),
-        _megabytes("published KV MB", "published.kv_buffer_bytes", "KV buffer at n_ctx 1,024, as published"),
-        _megabytes("published VRAM MB", "published.vram_bytes", "in use after loading, as published"),
+        Column("file MB", lambda row: _mb(row["file_bytes"]), "size of the checkpoint's files"),
+        *_parts_of("loaded"),
     ),
     "At its peak": (
-        *_parts_of(MOMENTS["At its peak"]),
+        *_parts_of("peak"),
+        column("B/token", "bytes_per_token", "{:,.0f}", "measured memory growth per token of context"),
         column(
-            "B/token",
-            "own.measured_bytes_per_token",
-            "{:,.0f}",
-            "measured memory growth per token of context",
-        ),
-        column(
-            "B/token by theory",
-            "theory_bytes_per_token",
-            "{:,.0f}",
-            "KV cache per token for its data type",
+            "B/token by theory", "theory_bytes_per_token", "{:,.0f}", "KV cache per token for its data type"
         ),
         column("of theory", "of_theory", "{:.2f}x", "measured over theory"),
     ),
@@ -185,16 +188,17 @@ TABLES: Mapping[str, Sequence[Column[MemoryRow]]] = {
 def _figures(model: str, named: Named, _: object) -> Iterator[Chart]:
     """Two stacked bars per variant."""
     moments = [
-        (f"{label}, {when}", moment)
+        (f"{label}, {path}", row, path)
         for label, row in named
-        if row["own"]
-        for when, moment in (("loaded", row["own"]["loaded"]), ("peak", row["own"]["peak"]))
-        if moment and moment["total_bytes"] is not None
+        for path in MOMENTS.values()
+        if figure_at(row, f"{path}.total_bytes")
+        and any(figure_at(row, f"{path}.{part.path}") for part in DRAWN)
     ]
-    names = [name for name, _ in moments]
+    names = [name for name, *_ in moments]
     data = []
-    for v, part in enumerate(PARTS):
-        megabytes = parts.scaled((moment for _, moment in moments), part.path, 1e6, 3)
+    for v, part in enumerate(DRAWN):
+        figures = [figure_at(row, f"{path}.{part.path}") for _, row, path in moments]
+        megabytes = [figure and round(figure / 1e6, 3) for figure in figures]
         if any(megabytes):
             hover = f"%{{y}}: {part.name} %{{x:,.1f}} MB<extra></extra>"
             y = list(map(plain_figure, names))
@@ -209,9 +213,7 @@ def _figures(model: str, named: Named, _: object) -> Iterator[Chart]:
         named_layout(
             names, "memory, MB", NO_COLOUR, barmode="relative", bargap=0.25, xaxis={"tickformat": ",d"}
         ),
-        ["variant", *(f"{part.name} MB" for part in (*PARTS, TOTAL))],
-        [[name, *(_part(moment, part) for part in (*PARTS, TOTAL))] for name, moment in moments],
         height=names_height(names),
-        legend=[(part.name, Mark(part.colour, "square")) for part in PARTS],
+        legend=[(part.name, Mark(part.colour, "square")) for part in DRAWN],
         legend_of="Parts",
     )

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Generic, TypeVar
 
-from harness.analysis.columns import Ends, ShownCell, Variant
+from harness.analysis.columns import ShownCell, Variant
 from harness.base.lookup import value_at
-from harness.dataset.study import Floats, Study, bounds, labels, timed
+from harness.dataset.study import Floats, Study, bounds, labels
 from harness.report import tables
 from harness.report.plots import (
     POINTS,
@@ -55,14 +55,6 @@ def points(rows: Iterable[Mapping[str, object]], x: str, y: str) -> tuple[list[f
     both = [(figure_at(row, x), figure_at(row, y)) for row in rows]
     known = [(left, round(up, 4)) for left, up in both if left is not None and up is not None]
     return [left for left, _ in known], [up for _, up in known]
-
-
-def scaled(
-    rows: Iterable[Mapping[str, object]], path: str, unit: float = 1.0, digits: int = 5
-) -> list[float | None]:
-    """The figure of every row at a path, in a unit; None where a row lacks it."""
-    figures = [figure_at(row, path) for row in rows]
-    return [None if figure is None else round(figure / unit, digits) for figure in figures]
 
 
 # Series as plotly.js draws them. `v`: the entry of the legend that a series belongs to. `kind`: of an
@@ -146,7 +138,7 @@ def _series(
 
 
 def error_bars(
-    values: Sequence[float | None], ends: Iterable[Ends | None], colour: str, **more: object
+    values: Sequence[float | None], ends: Iterable[Sequence[float | None] | None], colour: str, **more: object
 ) -> Plotly:
     """Whiskers to the ends of the intervals of these values; an open end has none."""
     intervals = [bounds(interval) for interval in ends]
@@ -261,8 +253,3 @@ def cells_where(study: Study, has: Callable[[ShownCell], object]) -> dict[str, l
         for model, every in study.models.items()
     }
     return {model: named for model, named in models.items() if named}
-
-
-def cells_of(study: Study, kind: str) -> dict[str, list[tuple[str, ShownCell]]]:
-    """The cells of each model with timed rows of this kind, labelled as among all cells of the model."""
-    return cells_where(study, lambda row: timed(row) == kind)

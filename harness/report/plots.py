@@ -62,13 +62,12 @@ class Mark:
 
 @dataclass(frozen=True)
 class Chart:
-    """One figure of plotly.js with its text alternatives.
+    """One figure of plotly.js with its caption; the tables of the page have its numbers.
 
-    `name`: of the file. `headers`, `rows`: the data as a table. `switch`: the y axis can switch to
-    logarithmic. `across`: figures per row on a wide screen. `legend_of`: title of the legend. `known`: by
-    kind the label and words of the caption, of traces that a switch hides together. `signs`: further entries
-    of a PNG file's legend. `meta` of a trace, for page.js: `v`, its entry of the legend; `kind`, of an
-    overlay; `chosen`, shown only once its variant is selected; `low`, `top` and `peak` of its y.
+    `name`: of its anchor. `switch`: the y axis can switch to logarithmic. `across`: figures per row on a wide
+    screen. `legend_of`: title of the legend. `known`: by kind the label and words of the caption, of traces
+    that a switch hides together. `meta` of a trace, for page.js: `v`, its entry of the legend; `kind`, of an
+    overlay; `low`, `top` and `peak` of its y.
     """
 
     name: str
@@ -76,15 +75,12 @@ class Chart:
     caption: str
     data: list[Plotly]
     layout: Plotly
-    headers: Sequence[str]
-    rows: Sequence[Sequence[str]]
     height: int = 460
     switch: bool = False
     across: int = 1
     legend: Sequence[tuple[str, Mark]] = ()
     legend_of: str = "Variants"
     known: Mapping[str, tuple[str, str]] = field(default_factory=dict)
-    signs: Sequence[Plotly] = ()
 
     @property
     def overlays(self) -> dict[str, str]:
@@ -160,37 +156,28 @@ def names_height(names: Sequence[object]) -> int:
     return 80 + 24 * len(names)
 
 
-def texts(x: Sequence[float], y: Sequence[float] | Sequence[str], text: Sequence[str], colour: str) -> Plotly:
-    """Text to the right of points, without a hover text."""
-    return {
-        "type": "scatter",
-        "mode": "text",
-        "x": x,
-        "y": y,
-        "text": [f" {plain_figure(word)}" for word in text],
-        "textposition": "middle right",
-        "textfont": {"color": colour, "size": 12},
-        "hoverinfo": "skip",
-    }
-
-
 def reasons(why: Mapping[str, str], at: float) -> list[Plotly]:
     """Why names have no figure, faint and up to the first colon. `why`: by name, as on the axis."""
-    short = [text.split(":")[0] for text in why.values()]
-    return [{**texts([at] * len(why), list(why), short, FAINT), "showlegend": False}] if why else []
+    if not why:
+        return []
+    return [
+        {
+            "type": "scatter",
+            "mode": "text",
+            "x": [at] * len(why),
+            "y": list(why),
+            "text": [f" {plain_figure(text.split(':')[0])}" for text in why.values()],
+            "textposition": "middle right",
+            "textfont": {"color": FAINT, "size": 12},
+            "hoverinfo": "skip",
+        }
+    ]
 
 
 def upright_figure(at: float | str, dash: str) -> Plotly:
     """A line across the whole height of a figure, for its layout's `shapes`."""
     line = {"color": FAINT, "width": 1, "dash": dash}
     return {"type": "line", "x0": at, "x1": at, "yref": "paper", "y0": 0, "y1": 1, "line": line}
-
-
-def key_sign(text: str, colour: str, symbol: str, opacity: float = 1.0) -> Plotly:
-    """An entry of a PNG file's legend, without a point."""
-    marker = {"color": colour, "symbol": symbol, "size": 11, "opacity": opacity}
-    name = {"name": plain_figure(text), "marker": marker}
-    return {"type": "scatter", "mode": "markers", "x": [None], "y": [None], **name}
 
 
 def plain_figure(text: str) -> str:

@@ -29,8 +29,6 @@ MEANING = (
 )
 EXTRAPOLATED = "*"
 EXTRAPOLATION = f"{EXTRAPOLATED}: extrapolated from shorter passes"
-LENGTHS = (1, 8, 32, 128, 512, 2048, 8192, 32768)
-MOST_LENGTHS = 7  # columns of a figure's data
 OVERLAYS = {
     "depths": ("behind tokens in the cache (dash-dotted)", ""),
     "ridge": (
@@ -201,13 +199,12 @@ class Scale:
     caption: str
     unit: str
     hover: str
-    form: str
     of: Callable[[Floats, Floats], Floats]
 
 
 SCALES = (
-    Scale("time", "Time in ms", "ms", "%{y:.3f} ms", ",.2f", lambda _, ms: ms),
-    Scale("rate", "Tokens per second", "tokens/s", "%{y:,.0f} tokens/s", ",.0f", lambda n, ms: n / ms * 1e3),
+    Scale("time", "Time in ms", "ms", "%{y:.3f} ms", lambda _, ms: ms),
+    Scale("rate", "Tokens per second", "tokens/s", "%{y:,.0f} tokens/s", lambda n, ms: n / ms * 1e3),
 )
 
 
@@ -218,10 +215,9 @@ def _figures(
     curves: Mapping[str, Mapping[int, Curve]],
 ) -> Iterator[Chart]:
     """Time, and tokens per second, against tokens, on logarithmic axes."""
-    shallow = [(label, of[min(of)]) for label, row in named if (of := curves[row["name"]])]
-    longest = max((float(curve.n[-1]) for _, curve in shallow), default=0.0)
-    lengths = [n for n in LENGTHS if n <= longest][-MOST_LENGTHS:]
-    lengths += [int(longest)] * (lengths[-1:] != [int(longest)])
+    longest = max(
+        (float(curve.n[-1]) for _, row in named for curve in curves[row["name"]].values()), default=0.0
+    )
     for scale in SCALES:
         yield Chart(
             f"prefill-{scale.name}",
@@ -234,8 +230,6 @@ def _figures(
                 xaxis={"type": "log", "tickformat": ",d", "dtick": "D2" if longest < 1000 else 1},
                 yaxis={"type": "log", "dtick": "D2", "tickformat": ",~r"},
             ),
-            ["variant", *(f"{n:,} tokens" for n in lengths)],
-            [[label, *(_nearest(curve, n, scale) for n in lengths)] for label, curve in shallow],
             height=480,
             legend=legend(named, marks),
             known=OVERLAYS,
@@ -279,8 +273,3 @@ def _series(
                 marker={"size": 13, "line": {"width": 2, "color": mark.colour}},
                 error_x=parts.error_bars([ridge], [ends], mark.colour),
             )
-
-
-def _nearest(curve: Curve, n: int, scale: Scale) -> str:
-    nearest = int(np.abs(curve.n - n).argmin())
-    return NONE if n > curve.n[-1] else format(scale.of(curve.n, curve.ms)[nearest], scale.form)

@@ -10,7 +10,6 @@ from harness.analysis.disturbances import disturbance_summary
 from harness.base import text
 from harness.dataset.study import Study, ok, provisional
 from harness.records.kinds import served_elsewhere
-from harness.report.tables import number
 
 NAMES_SHOWN = 12
 LINE = (
@@ -100,29 +99,6 @@ def _source(row: Cell) -> str:
         return (row["started_utc"] or "")[:4] or "no source given"
     parts = (source["title"], row["started_utc"][:4], source["url"], source["license"])
     return ", ".join(part for part in parts if part)
-
-
-def costs(study: Study) -> list[str]:
-    """Cost per token by model and stack: fixed cost or reading bytes."""
-    found = []
-    for model, rows in study.decodes.items():
-        groups: dict[tuple[str, str, str], list[ShownCell]] = {}
-        for row in rows:
-            if ok(row) and row["fixed_ms"] is not None:
-                place = row["stack"], row["machine"], str(row["device"])
-                groups.setdefault(place, []).append(row)
-        stacks = Counter(stack for stack, *_ in groups)
-        for (stack, machine, device), group in groups.items():
-            where = f" on {machine} ({device})" if stacks[stack] > 1 else ""
-            by = Counter(row["dominated_by"] for row in group)
-            words = {"fixed": "the fixed cost dominates", "bytes": "reading bytes dominates"}
-            which = [f"{text} in {by[key]} of {len(group)} cells" for key, text in words.items() if by[key]]
-            dominates = f"; {' and '.join(which)}" if which else ""
-            found.append(
-                f"{model}, {stack}{where}: fixed cost {number(group[0]['fixed_ms'])} ms per token,"
-                f" independent of the bytes read{dominates}."
-            )
-    return found
 
 
 def failures(study: Study) -> list[tuple[str, list[str]]]:

@@ -16,7 +16,6 @@ from harness.analysis.columns import (
     FlagRow,
     Repeat,
     Result,
-    Search,
     SegmentRow,
     ShownCell,
     Spikes,
@@ -29,7 +28,6 @@ from harness.analysis.warnings import Warnings
 from harness.base.lookup import value_at
 from harness.base.text import plural
 from harness.dataset.study import bounds, failure, finite, ok, provisional
-from harness.dataset.table import trained_mark
 from harness.report.text_table import NONE, Table, formatted
 from harness.report.timed_rows import WithPrompt, prompt_rate
 from harness.theory import floors
@@ -246,16 +244,6 @@ class Column(Generic[R]):
     meaning: str
     shows_failure: bool = False
     numeric: bool = True
-
-
-def number_column(
-    heading: str, of: Callable[[R], float | None], form: str, meaning: str, unit: float = 1.0
-) -> Column[R]:
-    return Column(heading, lambda row: number(of(row), form, unit), meaning)
-
-
-def word_column(heading: str, of: Callable[[R], str | None], meaning: str) -> Column[R]:
-    return Column(heading, lambda row: of(row) or NONE, meaning, numeric=False)
 
 
 # What a number's format does not say: the text of a figure by its name.
@@ -477,27 +465,6 @@ def with_short_names(table: Table, models: Sequence[str]) -> Table:
 def cells(rows: Sequence[WithPrompt]) -> Table:
     """One line per decode, for a terminal."""
     return in_terminal(of_terminal(), rows)
-
-
-SEARCHED: tuple[Column[Search], ...] = (
-    NAME,
-    Column("longest n_ctx", lambda row: number(row["verified_n_ctx"], "{:.0f}") + trained_mark(row), ""),
-    word_column("status", lambda row: row["status"], ""),
-    number_column("trained n_ctx", lambda row: row["trained_context"], "{:.0f}", ""),
-    Column("verified by", lambda row: row["verified_by"] or NONE, ""),
-    number_column("predicted", lambda row: row["predicted_n_ctx"], "{:.0f}", ""),
-    number_column("limit MB", lambda row: row["limit_bytes"], "{:.0f}", "", 1e6),
-    number_column("probes", lambda row: row["live_probes"], "{:.0f}", ""),
-    number_column("search s", lambda row: row["search_s"], "{:.0f}", ""),
-    number_column("filling s", lambda row: row["fill_s"], "{:.0f}", ""),
-)
-
-
-def searches(rows: Sequence[Search]) -> Table:
-    """One line per search for the longest context, for a terminal."""
-    whole = table("", SEARCHED, rows, ["" if ok(row) else "red" for row in rows])
-    shown = replace(whole, meanings=(), needed=("longest n_ctx", "status"))
-    return with_short_names(shown, [row["model"] for row in rows])
 
 
 def colours(rows: Sequence[Counted]) -> list[str]:

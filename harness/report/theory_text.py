@@ -6,11 +6,8 @@ import shlex
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
-from operator import itemgetter
 from pathlib import Path
 from typing import TypeVar, cast
-
-from typing_extensions import TypedDict
 
 from harness.base.text import plural
 from harness.report.text_table import NONE, Table, formatted, say
@@ -42,16 +39,11 @@ from harness.theory.tensors import ALL_QUANTS
 
 R = TypeVar("R")
 Columns = Sequence[tuple[str, Callable[[R], object]]]
+"""Headings and the text of a cell."""
 
 
 class ChunkRow(Row, Chunk):
     """A row cut into chunks of one size."""
-
-
-class PartRow(TypedDict):
-    part: str
-    type: str
-    bytes: float
 
 
 def short(value: float | None) -> str:
@@ -157,11 +149,6 @@ CHUNKS: Columns[ChunkRow] = (
     ("prefill ms", lambda row: short(row["ms"])),
     ("vs one pass", lambda row: f"{row['ratio']:.2f}x"),
 )
-PARTS: Columns[PartRow] = (
-    ("part", lambda row: row["part"]),
-    ("type", lambda row: row["type"]),
-    ("MB", lambda row: formatted(row["bytes"], "{:,.2f}", 1e6)),
-)
 TENSORS: Columns[TensorRow] = (
     ("tensor", lambda row: row["name"]),
     ("type", lambda row: row["type"]),
@@ -229,9 +216,13 @@ def show_theory(rows: Sequence[Row], wide: bool, of_files: bool = False) -> None
         theory_table(CHUNKS, chunked, wide)
     listed = [cast(RowWithTensors, row) for row in rows if row.get("tensors")]
     for name, row in {(row["model"], row["weights"]): row for row in listed}.items():
-        print(f"\n{' '.join(name)}: bytes by part and type")
-        theory_table(PARTS, _parts(row), wide)
+        of_parts = [
+            f"{part} {kind} {size / 1e6:,.2f}"
+            for part, types in (row["bytes_by_part"] or {}).items()
+            for kind, size in types.items()
+        ]
         print()
+        say(f"{' '.join(name)}, MB by part and type: {', '.join(of_parts)}")
         theory_table(TENSORS, row["tensors"], wide)
 
 
@@ -422,15 +413,6 @@ def theory_table(
     return Table([heading for heading, _ in columns], lines).show(wide, turns=True, meanings=meanings)
 
 
-def _parts(row: Row) -> list[PartRow]:
-    found: list[PartRow] = [
-        {"part": part, "type": type_name, "bytes": size}
-        for part, types in (row["bytes_by_part"] or {}).items()
-        for type_name, size in types.items()
-    ]
-    return [*found, {"part": "all", "type": "", "bytes": row["model_bytes"]}]
-
-
 def _giga(row: Row) -> float:
     return 2.0**30 if row["units"] == "published" else 1e9
 
@@ -497,101 +479,67 @@ def show_choices(
 # Terminal output of `harness theory --list-models` and `--list-machines`.
 
 
-class ModelRow(TypedDict):
+def model_row(name: str, decoder_of: Decoder) -> dict[str, object]:
     """A model as --list-models shows it; `kv_heads` and `head_dim`: of dense Llama-like models."""
-
-    model: str
-    layers: int
-    hidden_size: int
-    heads: int
-    kv_heads: int | None
-    head_dim: int | None
-    ffn: int
-    experts: int
-    experts_used: int
-    vocab: int
-    tied: bool
-    window: int | None
-    total_params: int
-    active_params: int
-    kv_elements_per_token: int
-
-
-class MachineRow(TypedDict):
-    """A machine as --list-machines shows it, with the source of each figure."""
-
-    machine: str
-    memory_bytes: int
-    bytes_per_s: float
-    rate: str | None
-    flops: float | None
-    other_rates: dict[str, float]
-    sources: dict[str, str]
-
-
-MODELS: Columns[ModelRow] = (
-    ("model", itemgetter("model")),
-    ("parameters", lambda row: formatted(row["total_params"])),
-    ("read/token", lambda row: formatted(row["active_params"])),
-    ("KV elements/token", lambda row: formatted(row["kv_elements_per_token"])),
-    *((key, itemgetter(key)) for key in ("layers", "hidden_size", "heads")),
-    *((key, lambda row, key=key: row[key] or "") for key in ("kv_heads", "head_dim")),
-    *((key, itemgetter(key)) for key in ("ffn", "vocab")),
-    ("experts", lambda row: f"{row['experts_used']} of {row['experts']}" if row["experts"] else ""),
-    ("tied", lambda row: "tied" if row["tied"] else ""),
-    ("window", lambda row: row["window"] or ""),
-)
-MACHINES: Columns[MachineRow] = (
-    ("machine", lambda row: row["machine"]),
-    ("GB", lambda row: formatted(row["memory_bytes"], "{:,.1f}", 1e9)),
-    ("GB/s", lambda row: formatted(row["bytes_per_s"], "{:,.1f}", 1e9)),
-    ("TFLOP/s", lambda row: f"{row['flops'] / 1e12:.4g} {row['rate']}" if row["flops"] else NONE),
-    (
-        "other rates",
-        lambda row: ", ".join(f"{k} {v / 1e12:.4g}" for k, v in row["other_rates"].items()) or NONE,
-    ),
-)
-
-
-def model_text(name: str, made: Decoder) -> ModelRow:
     return {
         "model": name,
-        "layers": made.count,
-        "hidden_size": made.hidden_size,
-        "heads": made.heads,
-        "kv_heads": made.kv_heads or None,
-        "head_dim": made.head_dim or None,
-        "ffn": made.ffn,
-        "experts": made.experts,
-        "experts_used": made.experts_used,
-        "vocab": made.vocab_size,
-        "tied": made.tied,
-        "window": made.window,
-        "total_params": decoder.parameters(made),
-        "active_params": decoder.active_params(made),
-        "kv_elements_per_token": decoder.kv_elements_per_token(made),
+        "total_params": decoder.parameters(decoder_of),
+        "active_params": decoder.active_params(decoder_of),
+        "kv_elements_per_token": decoder.kv_elements_per_token(decoder_of),
+        "layers": decoder_of.count,
+        "hidden_size": decoder_of.hidden_size,
+        "heads": decoder_of.heads,
+        "kv_heads": decoder_of.kv_heads or None,
+        "head_dim": decoder_of.head_dim or None,
+        "ffn": decoder_of.ffn,
+        "experts": decoder_of.experts,
+        "experts_used": decoder_of.experts_used,
+        "vocab": decoder_of.vocab_size,
+        "tied": decoder_of.tied,
+        "window": decoder_of.window,
     }
 
 
-def machine_text(name: str, known: Machine) -> MachineRow:
-    figures = {"memory": known.memory, "bandwidth": known.bandwidth, **known.rates}
+def machine_row(name: str, machine: Machine) -> dict[str, object]:
+    """A machine as --list-machines shows it, with the source of each figure."""
     return {
         "machine": name,
-        "memory_bytes": known.memory_bytes,
-        "bytes_per_s": known.bandwidth_bytes_per_s,
-        "rate": known.rate or None,
-        "flops": known.flops if known.rate else None,
-        "other_rates": {name: rate.value for name, rate in known.rates.items() if name != known.rate},
-        "sources": {what: figure.source for what, figure in figures.items()},
+        "memory_bytes": machine.memory_bytes,
+        "bytes_per_s": machine.bandwidth_bytes_per_s,
+        "rate": machine.rate or None,
+        "flops": machine.flops if machine.rate else None,
+        "other_rates": {name: rate.value for name, rate in machine.rates.items() if name != machine.rate},
+        "sources": _sources(machine),
     }
 
 
-def sources_text(machines: Sequence[MachineRow]) -> None:
-    """Print the sources of the figures of each machine, grouped by source."""
-    for row in machines:
+def _sources(machine: Machine) -> dict[str, str]:
+    figures = {"memory": machine.memory, "bandwidth": machine.bandwidth, **machine.rates}
+    return {what: figure.source for what, figure in figures.items()}
+
+
+def show_models(rows: Sequence[Mapping[str, object]], wide: bool) -> None:
+    """A column for each key."""
+
+    def text(value: object) -> str:
+        if value is True:
+            return "yes"
+        return f"{value:,}" if value and isinstance(value, int) else str(value or "")
+
+    headings = [key.replace("_", " ") for key in rows[0]]
+    Table(headings, [list(map(text, row.values())) for row in rows]).show(wide, turns=True)
+
+
+def show_machines(machines: Mapping[str, Machine], wide: bool) -> None:
+    """Their memory, bandwidth and compute rates, and the sources of each."""
+    lines = []
+    for name, machine in machines.items():
+        rates = [f"{rate} {figure.value / 1e12:.4g}" for rate, figure in machine.rates.items()]
+        memory, bandwidth = machine.memory_bytes / 1e9, machine.bandwidth_bytes_per_s / 1e9
+        lines.append([name, f"{memory:,.1f}", f"{bandwidth:,.1f}", ", ".join(rates) or NONE])
+    Table(["machine", "GB", "GB/s", "TFLOP/s"], lines, [False, True, True, False]).show(wide, turns=True)
+    for name, machine in machines.items():
         of_source: dict[str, list[str]] = {}
-        for what, source in row["sources"].items():
+        for what, source in _sources(machine).items():
             of_source.setdefault(source, []).append(what)
-        print(f"\n{row['machine']}")
-        for source, figures in of_source.items():
-            print(f"  {', '.join(figures)}: {source}")
+        print("\n".join([f"\n{name}", *(f"  {', '.join(of)}: {source}" for source, of in of_source.items())]))

@@ -21,7 +21,7 @@ from harness.dataset.study import Study, load_study, ok, timed
 from harness.records import ResultsError, Stored
 from harness.records.files import read_columns
 from harness.records.kinds import Record
-from harness.report import tables
+from harness.report import closing, tables
 from harness.report.head import version_text, versions_text
 from harness.report.tables import number
 from harness.report.text_table import NONE, Table, in_markdown
@@ -73,6 +73,7 @@ def checksum(anonymous: Sequence[Stored]) -> str:
 # The picture. A character of a monospace font is 0.6 of its size wide, or less.
 SIZE, LINE, MARGIN = 13, 20, 16
 ADVANCE = SIZE * 0.61
+ANSWERS = 2  # sentences, which the terminal and the page begin with
 LEAST_WIDTH = 96  # characters of a note before it is wrapped
 STYLE = f"""
 rect {{ fill: #fff; stroke: #ccc }} text {{ fill: #222; font: {SIZE}px ui-monospace, Menlo, Consolas,
@@ -138,6 +139,9 @@ def made(stored: Sequence[Stored], anonymizer: Anonymizer, every: Sequence[Store
         *_outcomes(study),
         *_origin(anonymous),
     ]
+    if len(table.lines) > 1:  # of one variant the table has it all
+        model = place(anonymous[0].record)[1]
+        notes[:0] = [sentence.removeprefix(f"{model}: ") for sentence in closing.sentences(study)[:ANSWERS]]
     if any(mark in cell for line in table.lines for cell in line for mark in ("+", tables.NOT_HELD)):
         notes.insert(0, f"{CONTEXT.label}: {CONTEXT.meaning}")
     newest = max(dataset_table.place(each.record) for each in stored)

@@ -303,7 +303,7 @@ class Figure {
 
   draw() {
     if (!window.Plotly) {
-      plotly().then(() => this.draw(), () => { this.plot.textContent = "This browser is too old to draw it; the data is below."; });
+      plotly().then(() => this.draw(), () => { this.plot.textContent = "This browser is too old to draw it; the tables have its figures."; });
       return;
     }
     if (!this.data) this.begin();
@@ -311,8 +311,8 @@ class Figure {
     const data = coloured(this.data);
     const narrow = this.plot.clientWidth < 700;
     for (const trace of data) {
-      const { v, kind, chosen: only } = trace.meta ?? {};
-      trace.visible = !off.has(v) && !this.off.has(kind) && !(narrow && kind === "name") && (!only || this.legend[v][0] === chosen);
+      const { v, kind } = trace.meta ?? {};
+      trace.visible = !off.has(v) && !this.off.has(kind);
     }
     this.mark(data);
     const layout = coloured(this.layout);

@@ -17,7 +17,7 @@ from harness.analysis.repeat_figures import Analysis, Unusable
 from harness.analysis.warnings import Flag, Warnings
 from harness.base.text import plural, printable, shortened
 from harness.cli import NOT_OK, OK, REGRESSION, Mistake, options, say, theory_options
-from harness.cli.options import add_json, add_wide, unknown
+from harness.cli.options import unknown
 from harness.dataset.table import drop_intervals, flag_kernel_changes
 from harness.records import ResultsError
 from harness.records.foreign.log import Log, LogError, Request, Series
@@ -42,56 +42,8 @@ FAILING = (
     Warnings.repetitions_differ,
     *(Warnings[code] for code in analysis_flags.OF_LINE),
 )
+GATES = [warning.name for warning in FAILING]
 """Warnings that `fit` can raise on a log."""
-
-
-def add(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "log",
-        type=Path,
-        metavar="LOG",
-        help="CSV or JSON, one row per token, or a log of vLLM, SGLang, llama.cpp, Ollama or others (see "
-        "docs/guide/fit.md); also gzipped",
-    )
-    values = parser.add_mutually_exclusive_group()
-    values.add_argument(
-        "--latency-column", metavar="NAME", help="column with latencies (default: latency_ms)"
-    )
-    values.add_argument(
-        "--time-column", metavar="NAME", help="column with timestamps; latencies are their differences"
-    )
-    parser.add_argument(
-        "--group-column",
-        metavar="NAME",
-        help="one series per value of this column (default: variant, if present)",
-    )
-    parser.add_argument(
-        "--unit",
-        choices=["s", "ms", "us", "ns"],
-        help="unit of the latencies or times (default: at the end of the column's name; otherwise required)",
-    )
-    parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="also write an HTML page")
-    parser.add_argument("--png", type=Path, metavar="FILE", help="also draw latency against position")
-    parser.add_argument(
-        "--model",
-        metavar="NAME",
-        help="known model or config.json; with --machine: compare with the limits of the hardware",
-    )
-    parser.add_argument("--machine", metavar="NAME", help="machine for --model")
-    parser.add_argument(
-        "--bpw", nargs="+", default=[], metavar="VARIANT=X", help="bits per weight, e.g. q4_0.gguf=4.62"
-    )
-    parser.add_argument("--units", choices=["si", "published"], default="si", help="as in `harness theory`")
-    parser.add_argument(
-        "--fail-on",
-        action="append",
-        default=[],
-        choices=[each.name for each in FAILING],
-        metavar="FLAG",
-        help=f"exit with 3 if a series has this flag: {', '.join(each.name for each in FAILING)}; repeatable",
-    )
-    add_json(parser, "one object per variant")
-    add_wide(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -130,6 +82,8 @@ def _check_gate(fail_on: Sequence[str], log: Log, theory: Theory | None, bpw: di
     of_speed = [*log.series, *(name for name, each in log.requests.items() if each.tokens_per_s)]
     without = [name for name in of_speed if name not in bpw]
     for code in fail_on:
+        if code not in GATES:
+            raise Mistake(f"--fail-on: {unknown('flag', code, GATES)}")
         if Warnings[code] in OF_SPEED and theory is None:
             raise Mistake(f"--fail-on {code} needs --model and --machine")
         if Warnings[code] in OF_WEIGHTS and without:

@@ -18,7 +18,7 @@ from harness.base import bounds, data
 from harness.campaign import forecast
 from harness.campaign import run as campaign_run
 from harness.campaign.forecast import Forecast
-from harness.cli import NOT_OK, OK, Mistake, dry_run, fleet, model_arguments, say, tables
+from harness.cli import NOT_OK, OK, Mistake, dry_run, fleet, model_arguments, say
 from harness.cli import progress as cli_progress
 from harness.cli.options import chosen
 from harness.cli.progress import Progress
@@ -26,8 +26,8 @@ from harness.config import ConfigError, Experiment, MaxCtx, Quality, Workload, p
 from harness.dataset.study import load_study, with_series
 from harness.dataset.table import counted
 from harness.records import ResultsError
+from harness.report import cell_tables, quality, text_table
 from harness.report import page as report_page
-from harness.report import quality, text_table
 from harness.report.closing import commands
 from harness.report.text_table import note
 
@@ -77,7 +77,7 @@ def _max_ctx(experiment: Experiment, arguments: argparse.Namespace) -> int:
     if arguments.json:
         print(json.dumps(searches, indent=1, allow_nan=False))
     else:
-        text_table.show(tables.searches_blocks(searches), arguments.wide)
+        text_table.show(cell_tables.searches_blocks(searches), arguments.wide)
         print(_where(root))
     return OK if all(row["status"] in USABLE for row in searches) else NOT_OK
 
@@ -222,7 +222,7 @@ def _measure(experiment: Experiment, arguments: argparse.Namespace) -> int:
         gathered = load_study(campaign_run.run(experiment, cells, request, progress := Progress()))
         busiest = progress.busiest
     if not (arguments.on and arguments.json):  # its events have been printed
-        tables.show_cells_table(gathered, arguments.json, arguments.wide)
+        cell_tables.show_cells_table(gathered, arguments.json, arguments.wide)
     if not arguments.json:
         for command in commands(gathered):
             print(command)

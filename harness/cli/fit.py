@@ -16,7 +16,6 @@ from harness.dataset.logs import Row, Theory, analysed, read, study_of_log
 from harness.records import ResultsError
 from harness.records.foreign.log import Log
 from harness.records.foreign.table import Options
-from harness.theory.floors import UNITS, Units
 from harness.theory.known_models import NoModel, described
 
 OF_WEIGHTS = (Warnings.faster_than_limit, Warnings.first_token_faster_than_limit)
@@ -37,7 +36,7 @@ def run(arguments: argparse.Namespace) -> int:
     path: Path = arguments.log
     options = Options(arguments.latency_column, arguments.time_column, arguments.group_column, arguments.unit)
     bpw = _bpw(arguments.bpw)
-    theory = _theory(arguments.model, arguments.machine, UNITS[arguments.units])
+    theory = _theory(arguments.model, arguments.machine)
     log = read(path, options)
     if unmatched := bpw.keys() - log.series.keys() - log.requests.keys():
         raise Mistake(unknown("variant", min(unmatched), [*log.series, *log.requests]))
@@ -93,7 +92,7 @@ def _draw(path: Path, log: Log, rows: list[Row], page: Path | None, picture: Pat
     return OK
 
 
-def _theory(model: str | None, machine: str | None, units: Units) -> Theory | None:
+def _theory(model: str | None, machine: str | None) -> Theory | None:
     if model is None and machine is None:
         return None
     if model is None or machine is None:
@@ -103,7 +102,7 @@ def _theory(model: str | None, machine: str | None, units: Units) -> Theory | No
     except NoModel as why:
         raise Mistake(f"--model: {why}") from why
     (which,) = theory_options.machines_of([machine], options.known()).values()
-    return Theory(found.decoder, which, units)
+    return Theory(found.decoder, which)
 
 
 def _bpw(given: list[str]) -> dict[str, float]:

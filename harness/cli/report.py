@@ -8,8 +8,8 @@ from pathlib import Path
 
 from harness.base.text import plural
 from harness.cli import OK, Mistake
-from harness.cli.commands import RESULTS
 from harness.cli.pages import PUBLIC_SPEEDS, REPORTS, newest_page, open_page
+from harness.cli.shared_options import RESULTS
 
 # What takes long to import is imported where it is used: `harness` alone needs none of it.
 

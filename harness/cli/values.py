@@ -23,9 +23,7 @@ def number(what: str, least: float, most: float) -> Callable[[str], float]:
         except ValueError:
             value = math.nan
         if not least <= value <= most:
-            # `harness theory --bpw 4 qwen3-8b`: the option takes all words that follow.
-            hint = "; name models before options" if math.isnan(value) and text[:1].isalpha() else ""
-            raise argparse.ArgumentTypeError(f"{text} is not {what}{hint}")
+            raise argparse.ArgumentTypeError(f"{text} is not {what}")
         return value
 
     return read
@@ -42,6 +40,14 @@ def whole(least: int, most: int) -> Callable[[str], int]:
     return read
 
 
+def bits(text: str) -> float:
+    """Bits per weight."""
+    if text[:1].isalpha():  # `harness theory --bpw 4 qwen3-8b`: the option takes all words that follow
+        raise argparse.ArgumentTypeError(f"{text} is not a number; name models before options")
+    return _bits(text)
+
+
+_bits = number("between 0.1 and 128", 0.1, 128)
 gb_per_s = number("a bandwidth in GB/s", TINY, 1e6)
 seconds = number("a number of seconds above 0 and at most 1e6", TINY, 1e6)
 zero_to_one = number("between 0 and 1", 0, 1)
@@ -151,6 +157,7 @@ BY_METAVAR: Mapping[str | None, Callable[[str], object]] = {
     **dict.fromkeys(("TOKENS", "LAYERS"), tokens),
     "SIZE": memory_gib,
     "GB/S": gb_per_s,
+    "BITS": bits,
     "KIND": transfers,
     "1%": share,
     "slower:2%": gate,

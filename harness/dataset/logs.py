@@ -24,7 +24,6 @@ from harness.records.foreign.read import read_log
 from harness.records.foreign.table import Options
 from harness.theory import floors
 from harness.theory.decoder import Decoder
-from harness.theory.floors import Units
 from harness.theory.machines import Machine
 
 MOST_SPREAD = 0.1  # of repetitions, as a share; B too is shown only where it is known to 10%
@@ -77,20 +76,18 @@ def read(path: Path, options: Options) -> Log:
 class Theory:
     """A model on a machine: the limit of B and W at some bits per weight."""
 
-    def __init__(self, model: Decoder, machine: Machine, units: Units) -> None:
-        self._model, self._units = model, units
-        self._ceiling = floors.Ceiling(machine.bandwidth_bytes_per_s * units.giga / 1e9, machine.flops)
+    def __init__(self, model: Decoder, machine: Machine) -> None:
+        self._model = model
+        self._ceiling = floors.Ceiling(machine.bandwidth_bytes_per_s, machine.flops)
 
     def limit(self, bpw: float | None, last_n: float) -> Limit:
         """The limit; B is 0 if the bits per weight are unknown.
 
         The slope is that at `last_n`, the least of a series: past its window a layer reads no more.
         """
-        required = floors.demand_of_bits(self._model, bpw or 16, norms=self._units.norms)
+        required = floors.demand_of_bits(self._model, bpw or 16)
         W = floors.W_tokens_per_s(required, self._ceiling, n=int(last_n))
-        slope_ms = 1e3 / W if W else None
-        B_ms = floors.B_s(required, self._ceiling) * 1e3 if bpw else 0.0
-        return Limit(B_ms + (slope_ms or 0) * self._units.first_token_in_B * bool(bpw), slope_ms)
+        return Limit(1e3 * floors.B_s(required, self._ceiling) if bpw else 0.0, 1e3 / W if W else None)
 
 
 def analysed(log: Log, theory: Theory | None, bpw: dict[str, float]) -> list[Row]:

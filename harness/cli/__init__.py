@@ -24,9 +24,6 @@ from harness.base.text import say as say  # for all commands
 if TYPE_CHECKING:
     from harness.cli.argument_parser import Parser
 
-# Exit codes, and the mistake in a command line that ends a command.
-
-
 OK, NOT_OK, NOT_STARTED, REGRESSION, INTERRUPTED = 0, 1, 2, 3, 130
 
 

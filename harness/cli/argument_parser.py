@@ -10,10 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
-from harness.base.text import say
-from harness.cli import values
+from harness.cli import NOT_STARTED, say, values
 
-MISTAKEN = 2  # the exit code of a command line that is wrong
 HELP_COLUMN = 30  # an option that is longer has its help on the next line
 
 
@@ -52,7 +50,7 @@ class Command:
         self.rows, self.examples, self.about, self.actions = rows, examples, about, actions or {}
 
 
-def argument(name: str, metavar: str | None, help: str, **settings: Any) -> Option:
+def argument(name: str, metavar: str, help: str, **settings: Any) -> Option:
     """An argument by its place."""
     return Option([name], {"metavar": metavar, "help": help, **_reader(metavar), **settings})
 
@@ -66,7 +64,7 @@ def option(words: str, help: str, **settings: Any) -> Option:
     return Option(names, {"metavar": value, "help": help, **_reader(value), **settings})
 
 
-def _reader(metavar: str | None) -> dict[str, Any]:
+def _reader(metavar: str) -> dict[str, Any]:
     """The setting for how a value is read, by its name in help."""
     return {"type": values.BY_METAVAR[metavar]} if metavar in values.BY_METAVAR else {}
 
@@ -89,11 +87,6 @@ def several(words: str, help: str, **settings: Any) -> Option:
 def one_of(*rows: Row, title: str = "") -> Group:
     """Options of which at most one may be given."""
     return Group(rows, title, is_choice=True)
-
-
-def group(title: str, *rows: Row) -> Group:
-    """Options under a title of their own."""
-    return Group(rows, title)
 
 
 def rare(*rows: Row, title: str = "rarely used") -> Group:
@@ -135,7 +128,7 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         say(f"{message.removeprefix('argument ')}; {self.prog} --help has the options")
-        sys.exit(MISTAKEN)
+        sys.exit(NOT_STARTED)
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         """Parse as argparse does, once no option is a misspelling of one that exists."""
@@ -151,7 +144,7 @@ class Parser(argparse.ArgumentParser):
         near = difflib.get_close_matches(word, options, 1, 0.75)
         if near and not is_option:
             say(f"unknown option {word}; did you mean {near[0]}?")
-            sys.exit(MISTAKEN)
+            sys.exit(NOT_STARTED)
 
 
 def _add(container: argparse._ActionsContainer, rows: Sequence[Row], lists_all: bool) -> None:

@@ -68,6 +68,8 @@ def run() -> Command:
         OUT,
         ONLY,
         flag("--fresh", "measure every cell again, also those already measured"),
+        flag("--retry-failed", "measure again the cells that are not ok"),
+        WAIT,
         flag("--busy", "accept disturbed repeats, on a machine that is never quiet, as provisional"),
         flag("--dry-run", "print a forecast per cell (weights, disk, memory, time), and measure nothing"),
         as_json("of records, instead of the table"),
@@ -78,8 +80,6 @@ def run() -> Command:
             title="instead of the latency of each token",
         ),
         rare(
-            flag("--retry-failed", "measure again the cells that are not ok"),
-            WAIT,
             TRUST,
             flag("--skip-known-failures", "skip and list cells known to fail on this machine"),
             RESERVE,

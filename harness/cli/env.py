@@ -20,8 +20,6 @@ from harness.stacks.adopted import EnvironmentFailed, Interpreter
 from harness.stacks.header import Environment, project_of, stacks
 from runners.protocol import Request
 
-# Which environments a command line names.
-
 
 def environments(names: Sequence[str], device: str | None) -> list[Environment]:
     """The environments of these stacks (default: all) for a device family (default: all). Raises Mistake."""
@@ -233,9 +231,6 @@ def _pack(arguments: argparse.Namespace) -> int:
     print(f"{folder}: {plural(len(sizes), 'package')}, {sum(sizes) / 1e6:.1f} MB")
     print(f"copy {folder} to the machine; there: sh {folder.name}/install.sh [--python PYTHON] [--to FOLDER]")
     return OK
-
-
-# `harness env`: list, build, check, adopt and pack the interpreters the stacks run under.
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -18,9 +18,6 @@ if TYPE_CHECKING:
     from harness.records import Stored
 
 
-# What several commands take: a config and its cells, a results folder.
-
-
 def chosen(cells: Sequence[Cell], arguments: argparse.Namespace) -> Sequence[Cell]:
     """The cells that match --only. Raises Mistake if there are none, if one would run a checkpoint's code
     without --trust-remote-code, as the config may be a stranger's, or for what is no API key."""
@@ -56,9 +53,6 @@ def stored(folder: Path) -> Iterator[Stored]:
         say(each)
 
 
-# Messages for unknown names, with the closest known ones.
-
-
 MOST_LISTED = 24
 
 
@@ -84,11 +78,8 @@ def reserved(given: str | None) -> float | str | None:
     return 0.0 if given == "0" else float(size_bytes(given))
 
 
-# The machines that `--machine` takes: the shipped ones and the user's.
-
-
 def known() -> Machines:
-    """Raises ConfigError for the user's file."""
+    """The machines that `--machine` takes: the shipped ones and the user's. Raises ConfigError."""
     try:
         if not data.users_machines().exists():
             return MACHINES

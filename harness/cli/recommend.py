@@ -14,12 +14,6 @@ from harness.cli import NOT_OK, OK, Mistake, say
 from harness.cli.commands import GOALS
 from harness.cli.options import unknown
 
-# Options of `harness recommend`; only parsing, so that --help is fast.
-
-
-# `harness recommend`: which stack and quantization to run: predicted, ranked, and proved on request.
-
-
 LEAST_CONTEXT = 2
 USUAL_CONTEXT = 8192
 CHANNEL_BYTES = 8  # a transfer on a channel of 64 bits

@@ -1,4 +1,4 @@
-"""Options of `harness theory`, and the names that it understands."""
+"""The models, machines and quantizations that `harness theory` understands by name or file."""
 
 from __future__ import annotations
 
@@ -171,9 +171,6 @@ def show_choices(arguments: argparse.Namespace, known: Known, from_file: FromFil
 
         theory_text.show_choices(found, arguments.context, bool(bytes_per_s), memory, reserve, arguments.wide)
     return OK
-
-
-# Options of `harness theory`; only parsing, so that --help is fast.
 
 
 # A model of `harness theory` by the headers of its files: its name, its layers, its weights as stored.

@@ -151,7 +151,7 @@ def _is_date(text: str) -> bool:
         return False
 
 
-BY_METAVAR: Mapping[str | None, Callable[[str], object]] = {
+BY_METAVAR: Mapping[str, Callable[[str], object]] = {
     **dict.fromkeys(("FILE", "DIR", "PATH", "BUNDLE", "LOG"), Path),
     **dict.fromkeys(("STACK,...", "TYPE,...", "N,..."), words),
     **dict.fromkeys(("TOKENS", "LAYERS"), tokens),

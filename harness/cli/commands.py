@@ -265,7 +265,7 @@ def recommend() -> Command:
         option(
             "--tok-s N",
             "tokens per second to reach at the context (without a model, or of all machines: 10)",
-            type=values.number("a number of tokens per second above 0 and under 1e9", values.TINY, 1e9),
+            type=values.number("a number of tokens per second above 0 and under 1e9", values.TINY, 1e9 - 1),
         ),
         several("--models GLOB", "without a model: only these, e.g. 'qwen3*'"),
         option(
@@ -468,7 +468,9 @@ def report() -> Command:
         option(
             "--price PER_KWH",
             "price of a kWh, 0.30, for that of the measured energy of a million tokens",
-            type=values.number("the price of a kWh, above 0 and below a million, as 0.30", values.TINY, 1e6),
+            type=values.number(
+                "the price of a kWh, above 0 and below a million, as 0.30", values.TINY, 1e6 - 1
+            ),
         ),
         option(
             "--power-log FILE",

@@ -17,7 +17,7 @@ _MODULES = {
     "Mistake": "harness.cli",
     "ResultsError": "harness.records",
     "Study": "harness.dataset.study",
-    "load_results": "harness.cli.results",
+    "load_results": "harness.loading",
     "theory_rows": "harness.cli.theory",
 }
 

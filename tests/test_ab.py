@@ -95,8 +95,8 @@ def test_a_dry_run_measures_nothing(harness, config, tmp_path):
     ("options", "message"),
     [
         (["--threshold", "one"], "--threshold: one: must be a percentage, as in 1%"),
-        (["--max-rounds", "1"], "--max-rounds: 1: must be 2 or more"),
-        (["--max-minutes", "0"], "must be above 0"),
+        (["--max-rounds", "1"], "--max-rounds: 1 is not a whole number from 2 to"),
+        (["--max-minutes", "0"], "0 is not a number of minutes above 0"),
         (["--fail-on", "slower:2"], "must be a percentage"),
         (["--set-b", "models.0.shape=tiny-llama"], "without a partner on the other side"),
         (["--set-b", "B_mss=1.0"], "--set-b B_mss=1.0: B_mss: unknown key"),

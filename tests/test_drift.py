@@ -5,7 +5,7 @@ import pytest
 
 from benchmarks.validity.drift import simulated
 from harness.analysis import repeat_figures
-from harness.cli import fit
+from harness.dataset.logs import analysed
 from harness.records.foreign.log import Log, Series
 
 
@@ -68,7 +68,7 @@ def test_a_jump_is_judged_by_what_the_line_rises_and_leaves_no_B(W):
     steady = (20 + (n - 1) / W) * (1 + 0.01 * chance.normal(size=len(n)))
     jumped = steady * np.where(n > 5000, 1.05, 1.0)
     for ms, codes in ((steady, []), (jumped, ["drift", "B_not_identifiable"])):
-        (row,) = fit.analysed(Log("csv", {"a": Series(n, ms)}), None, {})
+        (row,) = analysed(Log("csv", {"a": Series(n, ms)}), None, {})
         assert [flag["code"] for flag in row["flags"]] == codes
         assert (row["B_ci95_ms"] is None) == (row["B_ms"] is None) == bool(codes)
         assert row["W_identifiable"] is not bool(codes)

@@ -165,7 +165,7 @@ def test_what_is_not_known_is_said_once(harness, tmp_path):
 
 @pytest.mark.parametrize("price", ["0", "-0.3", "free", "nan", "1e9"])
 def test_a_price_is_above_0(harness, price):
-    said = f"{price}: give the price of a kWh, above 0"
+    said = f"{price} is not the price of a kWh, above 0"
     refused(harness("report", "results", "--list", f"--price={price}"), said)
 
 

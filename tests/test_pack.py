@@ -327,8 +327,8 @@ def test_the_command_says_how_large_a_pack_is_and_what_to_do_with_it(harness, in
 @pytest.mark.parametrize(
     ("words", "why"),
     [
-        (["--python", "2.7"], "--python: invalid choice: '2.7'"),
-        (["--platform", "win_amd64"], "--platform: invalid choice: 'win_amd64'"),
+        (["--python", "2.7"], "unknown Python 2.7; there are 3.10, "),
+        (["--platform", "win_amd64"], "unknown platform win_amd64; there are manylinux_2_17_x86_64, "),
         (["--have", "nowhere.txt"], "--have nowhere.txt: cannot be read: No such file or directory"),
         (["--have", "bad.txt"], "--have: no line of `pip freeze`: "),
         (["nosuch"], "unknown stack nosuch; there are"),

@@ -274,7 +274,9 @@ def test_a_symbolic_link_in_the_results_is_not_followed(harness, results, tmp_pa
 
 @pytest.mark.parametrize("seconds", ["0", "-1", "nan", "1e9"])
 def test_a_time_limit_is_a_time(harness, results, seconds):
-    refused(harness("sql", "select 1", "--timeout", seconds), "must be above 0 and at most 1e6")
+    refused(
+        harness("sql", "select 1", "--timeout", seconds), "is not a number of seconds above 0 and at most 1e6"
+    )
 
 
 def test_a_record_that_cannot_be_read_and_a_folder_without_any_are_told(harness, results, tmp_path):

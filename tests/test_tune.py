@@ -314,8 +314,8 @@ def test_a_dry_run_names_what_is_tried_and_measures_nothing(harness, config, tmp
         (["--option", "die_by=error"], "--option die_by=error: the fake failed, as asked"),
         (["--option", "quant=q4_0"], "gives other weights, which are another model"),
         (["--option", "B_ms=3.0"], "there is nothing to try here but the defaults"),
-        (["--rounds", "3"], "--rounds 3: must be 4 or more"),
-        (["--tokens", "1"], "--tokens 1: must be between 2 and 100000"),
+        (["--rounds", "3"], "--rounds: 3 is not a whole number from 4 to"),
+        (["--tokens", "1"], "--tokens: 1 is not a whole number from 2 to 100,000"),
         (["--threshold", "much"], "must be a percentage"),
     ],
 )

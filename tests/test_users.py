@@ -22,11 +22,11 @@ from harness.analysis import users as analysis
 from harness.analysis import verdicts
 from harness.analysis.verdicts import verdict
 from harness.analysis.warnings import Warnings
-from harness.cli import progress, tables
+from harness.cli import progress
 from harness.dataset.study import load_study
 from harness.records.files import write_columns
+from harness.report import cell_tables, workloads
 from harness.report import page as report_page
-from harness.report import workloads
 from harness.stacks.header import stacks
 from harness.theory.floors import Ceiling, Demand, Reach, batch_floor_s, compute_bound_users, decode_floor_s
 from runners.protocol import Answer
@@ -341,7 +341,7 @@ def test_users_without_a_thread_end_the_others_at_once(cache):
 def test_more_users_than_slots_are_a_note_that_they_waited_and_have_no_rate_of_all_at_once(of_server):
     stored, _ = of_server(Behaviour(slots=1, token_ms=5), concurrency=[1, 4, 6])
     table = records.table(stored)
-    (note,) = [flag for flag in analysis.notes(stored.record, table) if flag.code in tables.NOTED]
+    (note,) = [flag for flag in analysis.notes(stored.record, table) if flag.code in cell_tables.NOTED]
     assert note.detail.startswith("of 4, 6 users at once some waited until others had finished")
     assert note.detail.endswith("the server has 1 slot")
     alone, *queued = users = analysis.rows([table])

@@ -1,21 +1,19 @@
 """The command line: find the command, run it, end with its exit code.
 
-A command is the functions `add(parser)` and `run(arguments)` of the module with its name. Only the named one
-is imported, so that --help is fast.
+What a command takes is declared in commands.py; what it does is the function `run(arguments)` of the module
+with its name, which is imported once the arguments are right.
 """
 
 from __future__ import annotations
 
 import argparse
-import difflib
 import importlib
-import itertools
 import os
 import signal
 import sys
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from contextlib import redirect_stderr, redirect_stdout
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING
 
 import harness
 from harness.base.files import FULL, NotFinished, NotStarted, cache_folder
@@ -23,8 +21,8 @@ from harness.base.system import HANGUP, STOPS
 from harness.base.text import filtered
 from harness.base.text import say as say  # for all commands
 
-# Exit codes, and the mistake in a command line that ends a command.
-
+if TYPE_CHECKING:
+    from harness.cli.argument_parser import Parser
 
 OK, NOT_OK, NOT_STARTED, REGRESSION, INTERRUPTED = 0, 1, 2, 3, 130
 
@@ -60,27 +58,14 @@ GROUPS = {
     },
 }
 COMMANDS = {name: summary for group in GROUPS.values() for name, summary in group.items()}
-SAME = {"bench": "run"}
-# Commands of before, and what they are now; for one version.
-MOVED = {
-    "quality": "run MODEL|CONFIG --quality",
-    "max-ctx": "run MODEL|CONFIG --max-ctx",
-    "check-weights": "run MODEL|CONFIG --check-weights",
-    "validate": "run CONFIG --dry-run",
-    "list": "report [DIR] --list",
-    "memory": "report [DIR] --memory",
-    "history": "report [DIR] --history",
-    "export": "report [DIR] --export FORMAT",
-    "open": "report --open",
-    "bundle": "share [DIR] --bundle FILE",
-    "verify": "share --verify FILE",
-    "machine": "doctor",
-    "synth": "env synth SHAPE",
-}
 
 
 def main(argv: list[str] | None = None) -> int:
     """Run one command and return its exit code; without one, say where the user stands."""
+    if "_ARGCOMPLETE" in os.environ:
+        from harness.cli import completion
+
+        completion.complete()
     argv = sys.argv[1:] if argv is None else argv
     if not argv:
         from harness.cli import report
@@ -89,21 +74,17 @@ def main(argv: list[str] | None = None) -> int:
     if argv[0] == "help":  # as git has it
         argv = [*argv[1:], "--help"]
     # Options of `harness` itself take no value, so the first word is the command.
-    first, word = next(((at, word) for at, word in enumerate(argv) if not word.startswith("-")), (0, ""))
-    if word in SAME:
-        argv = [*argv[:first], SAME[word], *argv[first + 1 :]]
-    if word in MOVED:
-        say(f"`harness {word}` is now `harness {MOVED[word]}`")
-        return NOT_STARTED
-    named = [argv[first]] if word else []
-    if not COMMANDS.keys() >= set(named):
+    word = next((word for word in argv if not word.startswith("-")), "")
+    if word and word not in COMMANDS:
         from harness.cli.options import unknown as unknown_name
 
-        say(unknown_name("command", named[0], COMMANDS, "harness --help lists all"))
+        say(unknown_name("command", word, COMMANDS, "harness --help lists all"))
         return NOT_STARTED
-    arguments, unknown = parser(named).parse_known_args(argv)
+    arguments, unknown = parser([word] if word else [], "--help-all" in argv).parse_known_args(argv)
     if unknown:  # parse_args would show the usage of `harness` itself
         arguments.parser.error(f"unrecognized arguments: {' '.join(unknown)}")
+    if not arguments.command:
+        arguments.parser.error("the command is missing")
     arguments.command_line = ["harness", *argv]
     for number in STOPS:
         if signal.getsignal(number) is not signal.SIG_IGN:  # as under nohup
@@ -127,7 +108,7 @@ def _stop(number: int, frame: object) -> None:
 
 def _run(arguments: argparse.Namespace) -> int:
     try:
-        code: int = _function("run", arguments.command)(arguments)
+        code: int = importlib.import_module(f"harness.cli.{arguments.command}").run(arguments)
         return code
     except NotStarted as mistake:
         print(f"{mistake.prefix}{mistake}", file=sys.stderr)
@@ -153,30 +134,6 @@ def _run(arguments: argparse.Namespace) -> int:
         return NOT_OK
 
 
-class Parser(argparse.ArgumentParser):
-    """A parser that prints one sentence about a mistake, not the usage before it."""
-
-    def error(self, message: str) -> NoReturn:
-        say(f"{message.removeprefix('argument ')}; {self.prog} --help has the options")
-        sys.exit(NOT_STARTED)
-
-    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """Parse as argparse does, once no option is a misspelling of a known one."""
-        if not self._subparsers:  # else the options may be another parser's
-            words = itertools.takewhile(lambda word: word != "--", args or ())
-            for word in (word for word in words if word.startswith("--")):
-                self._check_spelling(word.partition("=")[0])
-        return super().parse_known_args(args, namespace)
-
-    def _check_spelling(self, option: str) -> None:
-        known = self._option_string_actions
-        is_known = any(each.startswith(option) for each in known)  # an unambiguous beginning is enough
-        near = difflib.get_close_matches(option, known, 1, 0.75)
-        if near and not is_known:
-            say(f"unknown option {option}; did you mean {near[0]}?")
-            sys.exit(NOT_STARTED)
-
-
 _DESCRIPTION = """\
 Benchmark LLM inference stacks on one machine with one user, and flag measurements
 that cannot be trusted."""
@@ -197,27 +154,25 @@ def _listed() -> str:
     return "\n\n".join(groups)
 
 
-def parser(named: Collection[str] = tuple(COMMANDS)) -> argparse.ArgumentParser:
-    """The parser of all commands, with the arguments of the `named` ones."""
+def parser(named: Collection[str] = tuple(COMMANDS), lists_all: bool = False) -> Parser:
+    """The parser of all commands, with the arguments of the `named` ones. `lists_all`: help has rarely used
+    options too."""
+    from harness.cli.argument_parser import Parser
+
     parser = Parser(
         prog="harness",
         usage="harness COMMAND ...",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
         description=f"{_DESCRIPTION}\n\n{_listed()}",
         epilog=_EXIT_CODES,
     )
+    parser.set_defaults(parser=parser)
     parser.add_argument("--version", action="version", version=f"harness {harness.__version__}")
-    commands = parser.add_subparsers(
-        dest="command", required=True, metavar="COMMAND", prog="harness", help=argparse.SUPPRESS
-    )
+    added = parser.add_subparsers(dest="command", metavar="COMMAND", prog="harness", help=argparse.SUPPRESS)
     for name, summary in COMMANDS.items():
-        command = commands.add_parser(name, description=summary)
+        command = added.add_parser(name, description=summary)
         command.set_defaults(parser=command)
         if name in named:
-            _function("add", name)(command)
+            from harness.cli import commands
+
+            command.declare(getattr(commands, name)(), lists_all)
     return parser
-
-
-def _function(what: str, command: str) -> Callable[..., Any]:
-    found: Callable[..., Any] = getattr(importlib.import_module(f"harness.cli.{command}"), what)
-    return found

@@ -15,7 +15,7 @@ from harness.campaign import ab as campaign_ab
 from harness.campaign import forecast
 from harness.campaign.rounds import RunOptions
 from harness.cli import Mistake, compare, dry_run, model_arguments, say
-from harness.cli.options import WAIT, add_chosen, chosen
+from harness.cli.options import chosen
 from harness.cli.progress import Progress
 from harness.compare import Change
 from harness.compare.ab import Rounds
@@ -26,96 +26,7 @@ from harness.config.plan import Cell
 from harness.records import Stored
 from harness.stacks.header import project_of
 
-EPILOG = """The day of the machine, and all that drifts slowly, is in both sides and cancels. So this finds a
-change of 1%, which no comparison of two campaigns can show. Each round measures every pair of cells once on
-each side, one next to the other, in random order. Rounds are added until the 90% interval of tok/s of every
-pair is narrower than half of the threshold, or a limit is met. Every repeat is a record of the results
-folder, as with `harness run`.
-
-examples:
-  harness ab before.yaml after.yaml
-  harness ab model.gguf --set-b flash_attn=true
-  harness ab quickstart --package-b llama-cpp-python==0.3.35"""
 MAY_DECIDE = "more rounds, a quieter machine or a larger --threshold may decide it"
-
-
-def add(parser: argparse.ArgumentParser) -> None:
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.epilog = EPILOG
-    what = "a GGUF file, a folder, owner/repo or a known name; or a config"
-    parser.add_argument("a", metavar="A", help=f"side A: {what}")
-    parser.add_argument(
-        "b", nargs="?", metavar="B", help="side B (default: A, changed by --set-b or --package-b)"
-    )
-    model_arguments.add(parser)
-    for side in ("", "-a", "-b"):
-        where = f"side {side[1:].upper()}" if side else "both sides"
-        parser.add_argument(
-            f"--set{side}",
-            action="append",
-            default=[],
-            metavar="KEY=VALUE",
-            help=f"override a key of the config of {where}; repeatable",
-        )
-    for side in ("a", "b"):
-        parser.add_argument(
-            f"--package-{side}",
-            action="append",
-            default=[],
-            metavar="NAME==VERSION",
-            help=f"use this version of a stack's package on side {side.upper()}, in an environment of its "
-            "own; repeatable",
-        )
-    add_chosen(parser)
-    add_rounds(parser)
-    parser.add_argument(
-        "--max-minutes",
-        type=_minutes,
-        default=math.inf,
-        metavar="M",
-        help="begin no round after M minutes",
-    )
-    parser.add_argument(
-        "--dry-run",
-        action="store_true",
-        help="print the pairs and a forecast of each cell, and measure nothing",
-    )
-    compare.add_verdict(parser, "if B is SLOWER (LARGER) and the whole interval is beyond that")
-
-
-def add_rounds(parser: argparse.ArgumentParser) -> None:
-    """Add which change is to be found, and how rounds are measured."""
-    compare.add_threshold(parser, "smallest change to be found")
-    parser.add_argument(
-        "--max-rounds",
-        type=_count,
-        default=100,
-        metavar="N",
-        help="limit of the rounds of a pair (default: 100)",
-    )
-    parser.add_argument(
-        "--busy",
-        action="store_true",
-        help="use repeats that other processes disturbed, too, on a machine that is never quiet: the "
-        "intervals are wider, and the verdict is provisional",
-    )
-    parser.add_argument("--wait", action="store_true", help=WAIT)
-
-
-def _count(text: str) -> int:
-    if not text.isdecimal() or not 2 <= int(text[:7]) < 1e6:
-        raise argparse.ArgumentTypeError(f"{text}: must be 2 or more")
-    return int(text)
-
-
-def _minutes(text: str) -> float:
-    try:
-        number = float(text)
-    except ValueError:
-        number = 0.0
-    if not 0 < number < 1e5:
-        raise argparse.ArgumentTypeError(f"{text}: must be above 0")
-    return number
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -20,7 +20,6 @@ from harness.base.files import NotFinished
 from harness.base.text import list_named, plural
 from harness.campaign import ab as campaign_ab
 from harness.cli import NOT_OK, OK, Mistake, ab, model_arguments, say
-from harness.cli.options import add_chosen, add_json, add_set
 from harness.compare.ab import Rounds
 from harness.compare.judge import relative
 from harness.compare.show import change_text
@@ -29,43 +28,8 @@ from harness.records import Stored
 from harness.stacks import build, versions
 from harness.stacks.header import project_of
 
-EPILOG = """GOOD and BAD are measured against each other first: without a difference there is nothing to find.
-Then the version in the middle of those that are left is measured in turns with GOOD, as `harness ab` does,
-until a 99% interval decides on which side of half of the difference it lies. A version that cannot be built,
-that fails or that stays unclear is passed over, and the answer may be a range. Environments are built as
-needed, and kept. The same command continues: rounds of the results folder are used again.
-
-Of two sets of options, those that differ are changed one after the other, in the order of BAD.
-
-examples:
-  harness bisect llama-cpp-python==0.3.33 llama-cpp-python==0.3.36 model.gguf
-  harness bisect transformers==5.0.0 transformers==5.3.0 mine.yaml --only '*hf*bf16*' --versions 5.1.0,5.2.0
-  harness bisect threads=4,flash_attn=false threads=8,flash_attn=true model.gguf"""
 QUIET = "harness doctor says what disturbs measurements here, and --busy uses what was disturbed"
 _VERSION = re.compile(r"([A-Za-z0-9][\w.-]*(?:\[[\w.,-]+\])?)==(\S+)")
-
-
-def add(parser: argparse.ArgumentParser) -> None:
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.epilog = EPILOG
-    parser.add_argument(
-        "good", metavar="GOOD", help="a version of a stack's package, NAME==VERSION; or options"
-    )
-    parser.add_argument(
-        "bad", metavar="BAD", help="another version of it, older or newer; or options, KEY=VALUE,..."
-    )
-    parser.add_argument("of", metavar="MODEL|CONFIG", help="what is measured, one cell: as in `harness ab`")
-    model_arguments.add(parser)
-    add_set(parser)
-    add_chosen(parser)
-    parser.add_argument(
-        "--versions",
-        metavar="VERSION,...",
-        help="the versions between GOOD and BAD (default: those of the package index, without pre-releases)",
-    )
-    ab.add_rounds(parser)
-    parser.add_argument("--dry-run", action="store_true", help="print what lies between, and measure nothing")
-    add_json(parser, "one object per measured pair")
 
 
 @dataclass(frozen=True)

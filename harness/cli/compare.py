@@ -3,99 +3,25 @@
 from __future__ import annotations
 
 import argparse
-import math
 import os
 import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from harness.analysis.figures import FAMILIES
 from harness.base import data
 from harness.base.text import printable_lines, unfiltered
 from harness.cli import NOT_OK, NOT_STARTED, OK, REGRESSION, Mistake, say
-from harness.cli.options import add_wide
 from harness.compare import Comparison, ab, compare, sides
 from harness.compare import show as compare_show
 from harness.dataset.rows import without_collection
 from harness.records.files import write_output
 
-_PERCENT = re.compile(r"(\d+(?:\.\d+)?)%")
 TEXTS: dict[str, Callable[[Comparison], str]] = {
     "md": compare_show.markdown,
     "json": compare_show.array,
     "html": compare_show.comparison_page,
 }
-
-
-def add(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "of", nargs="*", metavar="BASE NEW", help="each a results folder, or a day (YYYY-MM-DD) of --results"
-    )
-    parser.add_argument(
-        "--baseline",
-        metavar="last:N",
-        help="compare the latest campaign of one folder (default: --results) with the N before it",
-    )
-    parser.add_argument(
-        "--campaign",
-        metavar="ID",
-        help="with --baseline or --ab: the campaign to judge, by its id (default: the latest)",
-    )
-    parser.add_argument(
-        "--ab",
-        action="store_true",
-        help="judge again the latest campaign of `harness ab` in one folder (default: --results)",
-    )
-    add_threshold(parser, "with --ab: the smallest change to be found")
-    parser.add_argument(
-        "--results",
-        type=Path,
-        default=Path("results"),
-        metavar="DIR",
-        help="results folder in which days are looked up (default: results)",
-    )
-    add_verdict(parser, "if a figure is SLOWER (LARGER, COSTLIER, SHORTER, WORSE) by more", "-o")
-
-
-def add_threshold(parser: argparse.ArgumentParser, what: str) -> None:
-    parser.add_argument("--threshold", type=share, default="1%", metavar="1%", help=f"{what} (default: 1%%)")
-
-
-def add_verdict(parser: argparse.ArgumentParser, fails: str, *short: str) -> None:
-    """Add what is a regression that fails, and the form of the comparison. `short`: for --output."""
-    parser.add_argument(
-        "--fail-on",
-        type=gate,
-        action="append",
-        default=[],
-        metavar="slower:2%",
-        help=f"exit with 3 {fails}; repeatable",
-    )
-    parser.add_argument(
-        "--format", choices=[*TEXTS, "gha"], help="format of the comparison (default: plain text)"
-    )
-    parser.add_argument(*short, "--output", type=Path, metavar="FILE", help="write the comparison to FILE")
-    add_wide(parser)
-
-
-def share(text: str) -> float:
-    """`1%` as a number."""
-    number = _PERCENT.fullmatch(text)
-    if number is None or not 0 < float(number[1]) < 100:
-        raise argparse.ArgumentTypeError(f"{text}: must be a percentage, as in 1%")
-    return float(number[1]) / 100
-
-
-def gate(text: str) -> tuple[str, float]:
-    """`slower:2%` as the family of figures and the share."""
-    family, _, percent = text.partition(":")
-    if family not in FAMILIES:
-        raise argparse.ArgumentTypeError(f"{text}: must begin with one of {', '.join(FAMILIES)}: slower:2%")
-    number = _PERCENT.fullmatch(percent)
-    if number is None or not math.isfinite(float(number[1])):
-        raise argparse.ArgumentTypeError(f"{text}: the threshold must be a percentage, as in {family}:2%")
-    return family, float(number[1]) / 100
 
 
 @without_collection()

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 from harness import config, machine
-from harness.base import data
 from harness.base.files import JsonFileError, cache_folder, object_of, write_whole
 from harness.base.nvml import visible_gpus
 from harness.base.text import cores_text, plural, sized
@@ -40,20 +39,6 @@ RATES = (
     *("read_bytes_per_s", "read_kernel", "read_kernels", "working_set_bytes"),
     *("matrix_flops_per_s", "matrix_kernel", "matrix_kernels", "threads"),
 )
-
-
-def add(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "config",
-        nargs="?",
-        type=data.config,
-        metavar="CONFIG",
-        help="check only the device of this config; exit with 2 if this machine lacks it",
-    )
-    parser.add_argument(
-        "--measure", action="store_true", help="measure read bandwidth and matrix multiplication rate"
-    )
-    parser.add_argument("--json", action="store_true", help="print one object: devices and findings")
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import platform
 import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -14,21 +13,19 @@ from harness import machine
 from harness.base.text import plural
 from harness.campaign import worker
 from harness.cli import NOT_OK, OK, Mistake, say, synth
-from harness.cli.options import add_json
+from harness.cli.options import unknown
 from harness.cli.progress import Progress
 from harness.stacks import adopted, build, pack
 from harness.stacks.adopted import EnvironmentFailed, Interpreter
 from harness.stacks.header import Environment, project_of, stacks
 from runners.protocol import Request
 
-# Which environments a command line names.
-
 
 def environments(names: Sequence[str], device: str | None) -> list[Environment]:
     """The environments of these stacks (default: all) for a device family (default: all). Raises Mistake."""
     for name in names:
         if name not in stacks():
-            raise Mistake(f"unknown stack {name}; there are {', '.join(stacks())}")
+            raise Mistake(unknown("stack", name, stacks()))
     of_stacks = [e for name in names or stacks() for e in stacks()[name].environments.values()]
     if device is not None and device not in (known := sorted({e.device for e in of_stacks})):
         raise Mistake(f"no environment for device {device}; there are {', '.join(known)}")
@@ -39,23 +36,6 @@ def environments(names: Sequence[str], device: str | None) -> list[Environment]:
 
 
 LIMIT_S = 60.0
-
-
-def add_adopt(actions: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    summary = "run a stack in an interpreter that is already there (conda, a container, a cluster's module)"
-    parser = actions.add_parser("use", help=summary, description=summary)
-    parser.add_argument("stack")
-    parser.add_argument("python", type=Path, help="path of the interpreter; nothing is installed into it")
-    _finish(parser, _use)
-    summary = "give up an adopted interpreter; the stack is built again when it is next needed"
-    parser = actions.add_parser("forget", help=summary, description=summary)
-    parser.add_argument("stack")
-    _finish(parser, _forget)
-
-
-def _finish(parser: argparse.ArgumentParser, act: object) -> None:
-    parser.add_argument("--device", default="cpu", help="cpu, cuda, metal, vulkan or hip (default: cpu)")
-    parser.set_defaults(act=act, parser=parser)
 
 
 def _use(arguments: argparse.Namespace) -> int:
@@ -103,19 +83,6 @@ def _forget(arguments: argparse.Namespace) -> int:
 
 
 PROBE_TIMEOUT_S = 1800.0  # a stack may compile all its kernels at their first check
-
-
-def add_built(actions: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    for name, summary, act, devices in (
-        ("list", "list the environments of the stacks, and where they are", _list, "default: all"),
-        ("create", "build environments that are missing", _create, "default: cpu"),
-        ("check", "start each environment that is there and probe it", _check, "default: all"),
-    ):
-        parser = actions.add_parser(name, help=summary, description=summary)
-        parser.add_argument("stack", nargs="*", help="stacks (default: all)")
-        parser.add_argument("--device", help=f"cpu, cuda, metal, vulkan or hip ({devices})")
-        add_json(parser, "one object per environment")
-        parser.set_defaults(act=act, parser=parser)
 
 
 def _list(arguments: argparse.Namespace) -> int:
@@ -241,32 +208,15 @@ def _lines(line: Listed) -> Iterator[str]:
 # `harness env pack`: one folder with all that a machine without a network needs.
 
 
-def add_pack(actions: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    summary = "gather what a machine without a network needs in one folder"
-    parser = actions.add_parser("pack", help=summary, description=summary)
-    parser.add_argument("folder", type=Path, metavar="DIR", help="a new folder, to copy to the machine")
-    parser.add_argument("stack", nargs="*", help="stacks (default: all that can be packed)")
-    here = ".".join(platform.python_version_tuple()[:2])
-    parser.add_argument("--python", default=here, choices=pack.PYTHONS, help="its Python (default: as here)")
-    parser.add_argument(
-        "--platform",
-        default=f"manylinux_2_28_{platform.machine()}",
-        choices=pack.PLATFORMS,
-        metavar="TAG",
-        help="its processor and glibc, or an older one (default: manylinux_2_28_x86_64, or what is here)",
-    )
-    parser.add_argument(
-        "--device", choices=pack.DEVICES, default="cpu", help="what its stacks run on (default: cpu)"
-    )
-    parser.add_argument(
-        "--have", type=Path, metavar="FILE", help="what its Python has, as `pip freeze` prints it: not packed"
-    )
-    parser.set_defaults(act=_pack, parser=parser)
-
-
 def _pack(arguments: argparse.Namespace) -> int:
     """Make the pack and print how large it is. Raises Mistake, PackError."""
     environments(arguments.stack, None)
+    for kind, word, known in (
+        ("Python", arguments.python, pack.PYTHONS),
+        ("platform", arguments.platform, pack.PLATFORMS),
+    ):
+        if word not in known:
+            raise Mistake(unknown(kind, word, known))
     text, file = "", arguments.have
     try:
         text = file.read_text(encoding="utf-8") if file else ""
@@ -283,19 +233,15 @@ def _pack(arguments: argparse.Namespace) -> int:
     return OK
 
 
-# `harness env`: list, build, check, adopt and pack the interpreters the stacks run under.
-
-
-ACTIONS = (add_built, add_adopt, add_pack, synth.add)
-
-
-def add(parser: argparse.ArgumentParser) -> None:
-    actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
-    for add_action in ACTIONS:
-        add_action(actions)
-
-
 def run(arguments: argparse.Namespace) -> int:
-    """Do one action; its own module says how it ends."""
-    code: int = arguments.act(arguments)
-    return code
+    """Do one action."""
+    actions = {
+        "list": _list,
+        "create": _create,
+        "check": _check,
+        "use": _use,
+        "forget": _forget,
+        "pack": _pack,
+        "synth": synth.make,
+    }
+    return actions[arguments.action](arguments)

@@ -9,15 +9,6 @@ from harness.cli import OK, Mistake
 from harness.cli.options import unknown
 
 
-def add(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "code",
-        nargs="*",
-        help="as rows, pages and --fail-on have it: page_faults (default: all)",
-        metavar="CODE",
-    )
-
-
 def run(arguments: argparse.Namespace) -> int:
     for code in arguments.code:
         if code not in Warnings.__members__:

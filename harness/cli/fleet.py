@@ -20,10 +20,6 @@ from harness.config import Experiment
 from harness.config.plan import Cell
 from harness.records import Stored
 
-HELP = (
-    "run on a fleet of machines (docs/guide/fleet.md): a file such as fleet.yaml, a Ray address"
-    " (ray://HOST:10001, HOST:6379, auto), or local-cluster:N; --json then prints one event per line"
-)
 _REASONS = 2  # shown of a repeat that is not ok
 
 

@@ -41,16 +41,6 @@ variants:
 """
 
 
-def add(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "file",
-        nargs="?",
-        default="harness.yaml",
-        metavar="FILE",
-        help="the file to write (default: harness.yaml), or a GGUF or a server's address to write one for",
-    )
-
-
 def run(arguments: argparse.Namespace) -> int:
     """Write the config and print the machine found. Never overwrites a file."""
     path = Path(arguments.file)

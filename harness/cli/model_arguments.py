@@ -44,7 +44,6 @@ from runners.answers import api_key
 TOKENS, REPEATS = 128, 3
 WINDOWS = 8  # a warm-up as long as the measurement, on a machine that never settles
 TOLERANCE = 0.05  # on a small or busy machine windows of 16 tokens seldom agree to 2%
-STUDY_TOKENS = 9975  # of the published study
 BF16_SINCE = 8.0  # compute capability; older GPUs emulate it
 SERVER_STACK = "http"
 DEFAULT_STACK = "llamacpp"  # of what is no GGUF, which only some stacks load
@@ -60,52 +59,6 @@ class _Model:
     types: Sequence[str] = ()
 
 
-HELP = (
-    "GGUF files, folders, names of models that are here (Ollama's, the hub's cache, LM Studio's folders),"
-    " repositories of the Hugging Face hub (owner/repo:Q4_K_M), or the address of a server"
-    " (http://127.0.0.1:8080), for a short run;"
-    " or one config: a YAML file, or the name of a shipped one such as quickstart"
-)
-
-
-def add(parser: argparse.ArgumentParser) -> None:
-    """Add which variants of a MODEL."""
-    parser.add_argument(
-        "--stacks",
-        type=_words,
-        metavar="STACK,...",
-        help="stacks to run a MODEL in (default: llamacpp; until it is built, a GGUF in llamaserver)",
-    )
-    parser.add_argument(
-        "--quant",
-        type=_words,
-        metavar="TYPE,...",
-        help="types to run a MODEL in, q8_0,q4_k_m (default: that of a GGUF, else a few of each stack)",
-    )
-    parser.add_argument(
-        "--synthetic",
-        action="store_true",
-        help="random weights in the shape of the known model that MODEL names, nothing to download"
-        " (harness theory --list-models)",
-    )
-
-
-def add_workloads(parser: argparse.ArgumentParser) -> None:
-    """Add what is measured of a MODEL beside one decode."""
-    parser.add_argument(
-        "--users",
-        type=_words,
-        metavar="N,...",
-        help="also measure several users at once, 1,4,8: tok/s together and of each",
-    )
-    parser.add_argument(
-        "--depth",
-        type=_words,
-        metavar="N,...",
-        help="also measure the speed behind so many tokens of context, 0,4k,16k",
-    )
-
-
 def _workloads(arguments: argparse.Namespace) -> Plain:
     """The key of a config for --users and --depth; empty without them."""
     users, depth = (
@@ -119,34 +72,6 @@ def _workloads(arguments: argparse.Namespace) -> Plain:
     if depth:
         rows.append({"kind": "depth", "depths": depth})
     return {"workloads": [{"kind": "decode"}, *rows]} if rows else {}
-
-
-def add_served_model(parser: argparse.ArgumentParser) -> None:
-    """Add which model a server has."""
-    parser.add_argument(
-        "--model",
-        dest="served_model",
-        metavar="NAME_OR_FILE",
-        help="which model a server has, where it does not report it: a known name, qwen3-8b:q4_k_m, or a file"
-        " or folder here",
-    )
-
-
-def add_length(parser: argparse.ArgumentParser) -> None:
-    """Add how many tokens are decoded."""
-    length = parser.add_mutually_exclusive_group()
-    length.add_argument("--tokens", metavar="N", help=f"tokens to decode (default: {TOKENS})")
-    length.add_argument(
-        "--full",
-        dest="tokens",
-        action="store_const",
-        const=str(STUDY_TOKENS),
-        help=f"decode {STUDY_TOKENS:,} tokens, as the published study does",
-    )
-
-
-def _words(text: str) -> list[str]:
-    return [word for word in text.split(",") if word]
 
 
 def config_path(given: Sequence[str]) -> Path | None:

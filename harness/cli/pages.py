@@ -10,10 +10,10 @@ from pathlib import Path
 
 from harness.base import data
 from harness.cli import NOT_OK, OK, Mistake, say
+from harness.cli.commands import PORT
 
-RESULTS, REPORTS = Path("results"), Path("reports")
+REPORTS = Path("reports")
 PUBLIC_SPEEDS = Path(data.PUBLISHED) / data.PUBLIC_SPEEDS
-PORT = 8000  # of `report --serve`
 
 
 def open_page(page: Path) -> int:

@@ -6,141 +6,13 @@ import argparse
 import json
 import math
 import os
-import re
 import shlex
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from harness.cli import NOT_OK, OK, Mistake, say
-from harness.cli.options import add_reserve, add_wide, gb_per_s, memory_gib, tokens, unknown
-
-# Options of `harness recommend`; only parsing, so that --help is fast.
-
-
-GOALS = ("balance", "speed", "quality", "context")  # as in harness/recommend/answer.py
-
-
-def add_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options of `harness recommend` to its parser."""
-    add = parser.add_argument
-    add(
-        "model",
-        nargs="?",
-        metavar="MODEL",
-        help="a name (harness theory --list-models), a hub repository, a .gguf, a folder, or a config.json",
-    )
-    add(
-        "--context",
-        type=tokens,
-        metavar="N",
-        help="tokens of context, e.g. 16k (default: 8k, or what the model was trained on if that is less)",
-    )
-    add(
-        "--machine",
-        default="this",
-        metavar="NAME",
-        help="a known machine (harness theory --list-machines), this one (default), or all: those that reach "
-        "--tok-s",
-    )
-    add(
-        "--tok-s",
-        type=_speed,
-        metavar="N",
-        help="tokens per second to reach at the context (without a model, or of all machines: 10)",
-    )
-    add("--models", nargs="+", default=[], metavar="GLOB", help="without a model: only these, e.g. 'qwen3*'")
-    add(
-        "--memory",
-        type=memory_gib,
-        metavar="SIZE",
-        help="memory to use at most, as sold: 16GB is 16 times 2^30 bytes; of a named machine, its size",
-    )
-    add(
-        "--bandwidth",
-        type=gb_per_s,
-        metavar="GB/S",
-        help="read bandwidth of a machine that is not known; needs --memory",
-    )
-    add(
-        "--memory-speed",
-        type=_transfers,
-        metavar="KIND",
-        help="of a CPU that is not known, in place of --bandwidth, e.g. ddr5-5600 (see --channels)",
-    )
-    add(
-        "--channels",
-        type=int,
-        choices=range(1, 25),
-        metavar="N",
-        help="of 64 bits, of that memory (default: 2, as in desktops and laptops)",
-    )
-    add_reserve(parser)
-    add("--kind", choices=("gpu", "cpu"), help="of that machine (default: a GPU from 150 GB/s on)")
-    add(
-        "--vendor",
-        choices=("nvidia", "amd", "apple", "intel"),
-        help="of that machine's GPU (default: unknown, with wider intervals)",
-    )
-    add(
-        "--host-memory",
-        type=memory_gib,
-        metavar="SIZE",
-        help="main memory of the GPU's host, for layers or experts on the CPU where the model does not fit",
-    )
-    add(
-        "--host-bandwidth",
-        type=gb_per_s,
-        metavar="GB/S",
-        help="its read bandwidth (default: that of a usual one)",
-    )
-    add("--for", dest="goal", choices=GOALS, default="balance", help="what comes first (default: balance)")
-    add("--stacks", nargs="+", default=[], metavar="STACK", help="only these stacks")
-    add(
-        "--most",
-        type=_count,
-        metavar="N",
-        help="rows to print (default: 5; of all machines 15; without a model 1 of each size)",
-    )
-    add("--all", action="store_true", help="print every row, also variants that do not fit")
-    add("--prove", type=_count, metavar="N", help="measure the first N on this machine, and rank again")
-    add("--results", type=Path, default=Path("results"), metavar="DIR", help="own records (default: results)")
-    add("--json", action="store_true", help="print one JSON object: the ranking, and every prediction")
-    add_wide(parser)
-
-
-def _whole(text: str) -> int:
-    try:
-        return int(text)
-    except ValueError:
-        return 0
-
-
-def _count(text: str) -> int:
-    if not 1 <= _whole(text) <= 1000:
-        raise argparse.ArgumentTypeError(f"{text} is not a whole number from 1 to 1,000")
-    return _whole(text)
-
-
-def _transfers(text: str) -> float:
-    """Transfers per second of a kind of memory."""
-    if not (kind := re.fullmatch(r"(?:lp)?ddr[2-6]x?-?(\d{3,5})", text.lower())):
-        raise argparse.ArgumentTypeError(f"{text} is not a kind of memory with its speed, like ddr5-5600")
-    return int(kind[1]) * 1e6
-
-
-def _speed(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = 0.0
-    if not 0 < value < 1e9:
-        raise argparse.ArgumentTypeError(f"{text} is not a number of tokens per second above 0 and under 1e9")
-    return value
-
-
-# `harness recommend`: which stack and quantization to run: predicted, ranked, and proved on request.
-
+from harness.cli.commands import GOALS
+from harness.cli.options import unknown
 
 LEAST_CONTEXT = 2
 USUAL_CONTEXT = 8192
@@ -149,10 +21,6 @@ USUAL_TOK_S = 10.0
 MOST, MOST_MACHINES = 5, 15
 ALL = "all"
 _OF_ONE = ("memory", "bandwidth", "reserve")  # options of one machine
-
-
-def add(parser: argparse.ArgumentParser) -> None:
-    add_options(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:

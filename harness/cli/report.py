@@ -4,16 +4,12 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import math
-import re
-from datetime import date
 from pathlib import Path
 
-from harness.base import data
 from harness.base.text import plural
 from harness.cli import OK, Mistake
-from harness.cli.options import add_wide, no_png
-from harness.cli.pages import PORT, PUBLIC_SPEEDS, REPORTS, RESULTS, newest_page, open_page
+from harness.cli.pages import PUBLIC_SPEEDS, REPORTS, newest_page, open_page
+from harness.cli.shared_options import RESULTS
 
 # What takes long to import is imported where it is used: `harness` alone needs none of it.
 
@@ -48,121 +44,6 @@ def _next(measured: bool) -> str:
 
 
 # `harness report`: a page or tables from results folders; needs no GPU and no stack.
-
-
-def _port(text: str) -> int:
-    if not (text.isascii() and text.isdigit() and int(text[:6]) < 1 << 16):
-        raise argparse.ArgumentTypeError(f"{text} is no port; the folder comes first: report DIR --serve")
-    return int(text)
-
-
-def _format(text: str) -> str:
-    """A format of --export. Raises ArgumentTypeError for one that earlier versions had."""
-    if text in ("llama-bench", "llm-d", "localmaxxing"):
-        raise argparse.ArgumentTypeError(f"{text} is no longer written: csv has the same figures")
-    return text
-
-
-def _price(text: str) -> float:
-    try:
-        price = float(text)
-    except ValueError:
-        price = math.nan
-    if not 0 < price < 1e6:
-        raise argparse.ArgumentTypeError(
-            f"{text}: give the price of a kWh, above 0 and below a million, as 0.30"
-        )
-    return price
-
-
-def _campaign(text: str) -> str:
-    """`latest`, or the beginning of a campaign's id, which is a time in UTC."""
-    when = text.removesuffix("Z").replace(" ", "T")
-    form = r"\d{4}-\d\d-\d\d(T\d\d(:\d\d(:\d\d[\d.]*(\+00:00)?)?)?)?"
-    if text != "latest" and not (re.fullmatch(form, when) and _is_date(when[:10])):
-        raise argparse.ArgumentTypeError(f"{text!r} is neither latest nor a time in UTC, as 2026-11-27T02:00")
-    return when
-
-
-def _is_date(text: str) -> bool:
-    try:
-        return bool(date.fromisoformat(text))
-    except ValueError:
-        return False
-
-
-def add(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "dir",
-        nargs="*",
-        type=data.results,
-        metavar="DIR",
-        help="a results folder, a bundle, published/NAME, or one log that `harness fit` can read (default: "
-        "results)",
-    )
-    view = parser.add_mutually_exclusive_group()
-    view.add_argument("--list", action="store_true", help="print the table of cells instead of a page")
-    view.add_argument("--memory", action="store_true", help="print the memory use of each cell, part by part")
-    view.add_argument(
-        "--history",
-        action="store_true",
-        help="every cell over time, and step changes of its figures, as a page and a table",
-    )
-    view.add_argument(
-        "--export",
-        type=_format,
-        choices=["csv", "parquet"],
-        help="print the ok repeats for other tools (csv: a line per repeat; parquet: every token)",
-    )
-    view.add_argument(
-        "--serve",
-        nargs="?",
-        type=_port,
-        const=PORT,
-        metavar="PORT",
-        help=f"show the page to browsers of this machine, and renew it as records come (port: {PORT})",
-    )
-    view.add_argument("--format", choices=["md", "csv", "json"], help="print the tables of the page")
-    parser.add_argument(
-        "-o",
-        "--output",
-        type=Path,
-        metavar="FILE",
-        help="write the page, or what is printed, to FILE (default: a page in reports/)",
-    )
-    parser.add_argument(
-        "--baseline",
-        type=data.results,
-        metavar="DIR",
-        help="records or a bundle to compare with, cell by cell",
-    )
-    parser.add_argument(
-        "--campaign",
-        type=_campaign,
-        metavar="TIME",
-        help="of a page or --list, one campaign alone: latest, or when it began, in UTC (2026-11-27T02:00); "
-        "of a day, all",
-    )
-    parser.add_argument(
-        "--price",
-        type=_price,
-        metavar="PER_KWH",
-        help="price of a kWh, 0.30, for that of the energy of a million tokens, where it was measured",
-    )
-    parser.add_argument(
-        "--power-log",
-        type=Path,
-        metavar="FILE",
-        help="energy by a wall meter: CSV with columns time (2026-11-27T10:00:00+01:00, or Unix) and watts",
-    )
-    parser.add_argument("--png", type=no_png, help=argparse.SUPPRESS)
-    parser.add_argument(
-        "--open", action="store_true", help="show the page in the browser (without DIR: the newest page)"
-    )
-    parser.add_argument(
-        "--json", action="store_true", help="of --list, --memory and --history: print one JSON array"
-    )
-    add_wide(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:

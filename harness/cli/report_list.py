@@ -7,12 +7,12 @@ from pathlib import Path
 from harness.analysis.disturbances import disturbance_summary
 from harness.base.text import few
 from harness.cli import OK, say
-from harness.cli.results import Source, of_records
-from harness.cli.tables import cells_blocks, print_rows
 from harness.dataset.energy import with_energy
 from harness.dataset.rows import of_folder, without_collection
 from harness.dataset.study import study_of
+from harness.loading import Source, of_records
 from harness.records import no_records
+from harness.report.cell_tables import cells_blocks, print_rows
 from harness.report.text_table import show
 
 

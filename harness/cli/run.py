@@ -18,16 +18,16 @@ from harness.base import bounds, data
 from harness.campaign import forecast
 from harness.campaign import run as campaign_run
 from harness.campaign.forecast import Forecast
-from harness.cli import NOT_OK, OK, Mistake, dry_run, fleet, model_arguments, say, tables
+from harness.cli import NOT_OK, OK, Mistake, dry_run, fleet, model_arguments, say
 from harness.cli import progress as cli_progress
-from harness.cli.options import WAIT, add_chosen, add_reserve, add_set, add_wide, chosen
+from harness.cli.options import chosen
 from harness.cli.progress import Progress
 from harness.config import ConfigError, Experiment, MaxCtx, Quality, Workload, plan
 from harness.dataset.study import load_study, with_series
 from harness.dataset.table import counted
 from harness.records import ResultsError
+from harness.report import cell_tables, quality, text_table
 from harness.report import page as report_page
-from harness.report import quality, text_table
 from harness.report.closing import commands
 from harness.report.text_table import note
 
@@ -41,8 +41,6 @@ def _check_weights(experiment: Experiment, arguments: argparse.Namespace) -> int
     """Check, then print the table or one array. Not ok when a variant is wrong, was compared with nothing, or
     when its logits or those of its reference are missing; such a check runs again next time."""
     seconds = campaign_run.CHECK_SECONDS if arguments.seconds is None else arguments.seconds
-    if not 0 < seconds <= 1e6:
-        raise Mistake(f"--seconds {seconds:g}: must be above 0 and at most 1e6")
     cells = chosen(plan.cells(experiment), arguments)
     request = replace(cli_progress.run_options(arguments), retry_failed=True)
     progress = Progress()
@@ -80,7 +78,7 @@ def _max_ctx(experiment: Experiment, arguments: argparse.Namespace) -> int:
     if arguments.json:
         print(json.dumps(searches, indent=1, allow_nan=False))
     else:
-        text_table.show(tables.searches_blocks(study), arguments.wide)
+        text_table.show(cell_tables.searches_blocks(study), arguments.wide)
         print(_where(root))
     return OK if all(row["status"] in USABLE for row in searches) else NOT_OK
 
@@ -129,85 +127,6 @@ def _dry_run(experiment: Experiment, given: Sequence[Workload], arguments: argpa
 
 
 # `harness run`: measure every cell of a config, print the table, write the page.
-
-
-BUSY = (
-    "do not repeat what other processes disturbed, on a machine that is never quiet: a cell of which"
-    " no repeat was quiet is provisional, never ok"
-)
-
-
-def add(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("models", nargs="*", metavar="MODEL|CONFIG", help=model_arguments.HELP)
-    model_arguments.add(parser)
-    model_arguments.add_served_model(parser)
-    model_arguments.add_length(parser)
-    model_arguments.add_workloads(parser)
-    add_set(parser)
-    add_chosen(parser)
-    parser.add_argument(
-        "--fresh", action="store_true", help="measure every cell again, also those already measured"
-    )
-    parser.add_argument("--retry-failed", action="store_true", help="measure again the cells that are not ok")
-    parser.add_argument("--busy", action="store_true", help=BUSY)
-    parser.add_argument("--wait", action="store_true", help=WAIT)
-    parser.add_argument(
-        "--skip-known-failures",
-        action="store_true",
-        help="skip and list cells known to fail on this machine",
-    )
-    add_reserve(parser)
-    parser.add_argument("--on", metavar="FLEET", help=fleet.HELP)
-    parser.add_argument(
-        "--allow-unauthenticated",
-        action="store_true",
-        help="with --on: use a Ray cluster that asks for no token, though others may reach it",
-    )
-    parser.add_argument(
-        "--dry-run",
-        action="store_true",
-        help="print a forecast per cell (weights, disk, memory, time) and measure nothing",
-    )
-    parser.add_argument(
-        "--json", action="store_true", help="print one JSON array of records instead of the table"
-    )
-    add_wide(parser)
-    instead = parser.add_argument_group("instead of the latency of each token").add_mutually_exclusive_group()
-    instead.add_argument(
-        "--max-ctx", action="store_true", help="find the longest context that fits: predict, then verify"
-    )
-    instead.add_argument(
-        "--quality",
-        action="store_true",
-        help="score a text: perplexity, and the divergence from the 16-bit weights",
-    )
-    instead.add_argument(
-        "--check-weights", action="store_true", help="compare the logits with the 16-bit reference"
-    )
-    with_max_ctx = parser.add_argument_group("with --max-ctx")
-    with_max_ctx.add_argument(
-        "--no-fill", action="store_true", help="only allocate the context; filling it to verify takes time"
-    )
-    with_max_ctx.add_argument(
-        "--past-trained", action="store_true", help="search past the context that the model was trained on"
-    )
-    with_quality = parser.add_argument_group("with --quality").add_mutually_exclusive_group()
-    with_quality.add_argument(
-        "--export-reference",
-        type=Path,
-        metavar="FILE",
-        help="write the reference to a file, and score nothing",
-    )
-    with_quality.add_argument(
-        "--reference", type=Path, metavar="FILE", help="compare with an exported reference; none is computed"
-    )
-    with_check = parser.add_argument_group("with --check-weights")
-    with_check.add_argument(
-        "--seconds",
-        type=float,
-        metavar="S",
-        help="time limit per variant; skips depths that would take longer (default: 60)",
-    )
 
 
 def _offer() -> str:
@@ -304,7 +223,7 @@ def _measure(experiment: Experiment, arguments: argparse.Namespace) -> int:
         gathered = load_study(campaign_run.run(experiment, cells, request, progress := Progress()))
         busiest = progress.busiest
     if not (arguments.on and arguments.json):  # its events have been printed
-        tables.show_cells_table(gathered, arguments.json, arguments.wide)
+        cell_tables.show_cells_table(gathered, arguments.json, arguments.wide)
     if not arguments.json:
         for command in commands(gathered):
             print(command)

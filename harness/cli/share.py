@@ -11,7 +11,6 @@ from pathlib import Path
 
 from harness.base.text import list_named, plural
 from harness.cli import NOT_OK, OK, Mistake, options, say
-from harness.cli.options import add_results
 from harness.machine import host
 from harness.records import Record, ResultsError, Stored, no_records
 from harness.records.files import write_output
@@ -21,50 +20,6 @@ from harness.share.bundle import SUFFIX
 from harness.share.verify import verify
 
 SHOWN = 5
-
-
-def add(parser: argparse.ArgumentParser) -> None:
-    add_results(parser)
-    what = parser.add_mutually_exclusive_group()
-    what.add_argument(
-        "--svg", type=Path, metavar="FILE", help="write the card as a picture, instead of Markdown"
-    )
-    what.add_argument(
-        "--bundle", type=Path, metavar="FILE", help=f"put the results into a new file, named *{SUFFIX}"
-    )
-    what.add_argument(
-        "--verify",
-        type=Path,
-        metavar="BUNDLE",
-        help="check a bundle: compute every figure anew, and refuse what contradicts itself",
-    )
-    parser.add_argument(
-        "--only",
-        action="append",
-        default=[],
-        metavar="GLOB",
-        help="of the card: only cells whose id, or machine/id, matches; repeatable (default: the model of "
-        "the newest campaign)",
-    )
-    parser.add_argument(
-        "--hide",
-        action="append",
-        default=[],
-        metavar="TEXT",
-        help="take TEXT out as well, such as the name of another machine that measured; repeatable. This "
-        "machine's and user's names, paths, addresses, serial numbers and UUIDs go without it",
-    )
-    parser.add_argument(
-        "--beside",
-        nargs="+",
-        type=Path,
-        default=[],
-        metavar="BUNDLE",
-        help="other bundles, accepted before: a record that one of them has is a copy",
-    )
-    parser.add_argument(
-        "--json", action="store_true", help="of --verify: print one object: accepted, reasons, notes, records"
-    )
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -10,13 +10,11 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from decimal import Decimal
 from itertools import islice
-from pathlib import Path
 from typing import Any
 
 from harness.base import bounds
 from harness.base.text import csv_text, sized
 from harness.cli import OK, Mistake
-from harness.cli.options import add_json, add_results, add_wide
 from harness.dataset import sql
 from harness.dataset.rows import without_collection
 from harness.dataset.sql import Answer, QueryError
@@ -26,28 +24,9 @@ from harness.report.text_table import Table
 NAMED = 10  # columns at most that a query names one by one, and that are shown though lines get long
 
 
-def add(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("query", help=f"one SELECT from {', '.join(sql.TABLES)} (docs/guide/sql.md)")
-    add_results(parser, "a results folder")
-    form = parser.add_mutually_exclusive_group()
-    add_json(form, "an object for each row")
-    form.add_argument("--csv", action="store_true", help="print CSV")
-    form.add_argument("--parquet", type=Path, metavar="FILE", help="write a Parquet file")
-    parser.add_argument(
-        "--timeout",
-        type=float,
-        default=bounds.QUERY_S,
-        metavar="S",
-        help=f"end a query after so many seconds (default: {bounds.QUERY_S:.0f})",
-    )
-    add_wide(parser)
-
-
 @without_collection()
 def run(arguments: argparse.Namespace) -> int:
     """Answer the query. Raises Mistake, QueryError, ResultsError."""
-    if not 0 < arguments.timeout <= 1e6:
-        raise Mistake(f"--timeout {arguments.timeout:g}: must be above 0 and at most 1e6")
     if not arguments.query.strip() or os.path.isdir(arguments.query):  # noqa: PTH112 - a query is no path
         raise Mistake('the query comes first, then the folder: harness sql "select * from cells" results')
     with sql.answer(arguments.dir, arguments.query, arguments.timeout) as answer:

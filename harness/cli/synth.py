@@ -10,7 +10,7 @@ from pathlib import Path
 from harness.campaign.prepare import Preparation
 from harness.campaign.repeat import NotReady
 from harness.cli import NOT_OK, OK, Mistake, say
-from harness.cli.options import add_json, unknown
+from harness.cli.options import unknown
 from harness.cli.progress import Progress
 from harness.config import Decode, Model, Variant, Weights
 from harness.config.plan import Cell
@@ -23,26 +23,7 @@ from harness.theory.known_models import NoModel, described
 from harness.theory.tensors import FORMATS, Packing
 
 
-def add(actions: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    summary = "make random weights with the exact shape of a model, and print their path"
-    parser = actions.add_parser("synth", help=summary, description=summary)
-    parser.add_argument("shape", metavar="SHAPE", help="name of a model, e.g. qwen1.5-0.5b, or a config.json")
-    parser.add_argument(
-        "--format",
-        choices=["gguf", "hf", "gptq", "awq"],
-        default="gguf",
-        help="hf: a checkpoint folder; gptq, awq: such a folder, rounded and packed (default: gguf)",
-    )
-    parser.add_argument("--bits", type=int, choices=[4, 8], help="bits of GPTQ weights (default: 4)")
-    parser.add_argument("--quant", nargs="+", metavar="TYPE", help="GGUF types, e.g. q4_k_m (default: f16)")
-    parser.add_argument(
-        "--seed", type=int, default=0, metavar="N", help="random seed, at least 0 (default: 0)"
-    )
-    add_json(parser, "one object per file")
-    parser.set_defaults(act=_make, parser=parser)
-
-
-def _make(arguments: argparse.Namespace) -> int:
+def make(arguments: argparse.Namespace) -> int:
     """Make a checkpoint, or one GGUF per quantization; print paths, as JSON with exact sizes."""
     if wrong := _mistake(arguments):
         raise Mistake(wrong)
@@ -78,8 +59,6 @@ def _mistake(options: argparse.Namespace) -> str | None:
         return f"--quant needs --format gguf; a checkpoint is {is_what}"
     if options.bits and options.format != "gptq":
         return "--bits needs --format gptq" + ("; AWQ always has 4" if options.format == "awq" else "")
-    if not 0 <= options.seed < 2**63:
-        return f"--seed {options.seed}: must be at least 0 and below 2**63"
     return None
 
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 from harness.base import bounds, data
 from harness.base.files import read_regular, strict_json
 from harness.base.text import csv_cell, plural, printable
-from harness.cli import OK, Mistake, say, theory_options
+from harness.cli import OK, Mistake, parser, say, theory_options
 from harness.cli.options import known as known_machines
 from harness.cli.options import reserved, unknown
 from harness.cli.theory_options import Found
@@ -233,10 +233,6 @@ class Model(NamedTuple):
     forms: list[Form]
 
 
-def add(parser: argparse.ArgumentParser) -> None:
-    theory_options.add(parser)
-
-
 def run(arguments: argparse.Namespace) -> int:
     """Print the requested output. Raises Mistake."""
     for alone in ("published", "list_models", "list_machines"):
@@ -263,10 +259,8 @@ Names = str | Sequence[str]
 
 def theory_rows(models: Names, machines: Names = (), quants: Names = ()) -> list[Row]:
     """The rows of `harness theory MODEL... --machine MACHINE... --quant TYPE... --json`. Raises Mistake."""
-    parser = argparse.ArgumentParser()
-    theory_options.add(parser)
     given = [[names] if isinstance(names, str) else list(names) for names in (models, machines, quants)]
-    arguments = parser.parse_args(["--", *given[0]])
+    arguments = parser(["theory"]).parse_args(["theory", "--", *given[0]])
     arguments.machine, arguments.quant = given[1:]
     return _rows(arguments, *_known(None))
 

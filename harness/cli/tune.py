@@ -9,13 +9,12 @@ from dataclasses import replace
 
 from harness import machine
 from harness.analysis.figures import BY_NAME
-from harness.analysis.racing import DEFAULTS, FIRST_LOOK, Search, options_label
+from harness.analysis.racing import DEFAULTS, Search, options_label
 from harness.base.text import list_named, plural
 from harness.campaign import tune
 from harness.campaign.tune import Tuned
 from harness.cli import NOT_OK, OK, Mistake, model_arguments, say
-from harness.cli.compare import add_threshold
-from harness.cli.options import WAIT, add_chosen, add_json, add_set, chosen
+from harness.cli.options import chosen
 from harness.cli.progress import Progress, run_options
 from harness.config import Decode, Experiment, Prefill, Workload, plan
 from harness.config.experiment import Scalar
@@ -23,73 +22,16 @@ from harness.config.plan import Cell
 from harness.config.variants import given_values
 from harness.machine.host import usable_cpus
 from harness.report import tuned as report_tuned
-from harness.stacks.header import PURPOSES
 from harness.stacks.limits import candidates, without_effect
 
 Changes = Mapping[str, Scalar]
 
-EPILOG = """There is one model and one variant (or choose with --only): its options are the defaults. One
-option at a time, every round measures each remaining value once, next to the defaults, in random order. After
-4, 8 and 16 rounds the worse half of them goes. The best setting is then measured against the defaults in
-rounds of their own, which alone decide. A verdict takes minutes on a small model.
-
-examples:
-  harness tune model.gguf
-  harness tune quickstart --only '*q4_0.decode*'
-  harness tune mine.yaml --option threads=4,6,8 --option flash_attn=false,true
-  harness tune mine.yaml --for prefill"""
 FIGURES = {"decode": "tokens_per_s", "prefill": "pp512"}
 PROMPT = 512
 
 
-def add(parser: argparse.ArgumentParser) -> None:
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.epilog = EPILOG
-    parser.add_argument("models", nargs="+", metavar="MODEL|CONFIG", help=model_arguments.HELP)
-    model_arguments.add(parser)
-    add_set(parser)
-    add_chosen(parser)
-    parser.add_argument(
-        "--option",
-        action="append",
-        default=[],
-        metavar="NAME=VALUE,...",
-        help="try these values of an option; repeatable (default: threads and what the stack's header names)",
-    )
-    parser.add_argument(
-        "--for",
-        dest="purpose",
-        choices=PURPOSES,
-        default=PURPOSES[0],
-        help=f"what is to be fast: decode (tok/s) or prefill (a pass of {PROMPT} tokens); default: decode",
-    )
-    parser.add_argument(
-        "--tokens", type=int, default=64, metavar="N", help="tokens to decode in a repeat (default: 64)"
-    )
-    parser.add_argument(
-        "--rounds",
-        type=int,
-        default=16,
-        metavar="N",
-        help="most rounds of an option; twice that to decide at the end (default: 16)",
-    )
-    add_threshold(parser, "smallest gain that is looked for")
-    parser.add_argument(
-        "--busy",
-        action="store_true",
-        help="use repeats that other processes disturbed too, on a machine that is never quiet",
-    )
-    parser.add_argument("--wait", action="store_true", help=WAIT)
-    parser.add_argument("--dry-run", action="store_true", help="print what is tried, and measure nothing")
-    add_json(parser, "one object per setting")
-
-
 def run(arguments: argparse.Namespace) -> int:
     """Search, then print the table, the verdict and the command line of the winner."""
-    if arguments.rounds < FIRST_LOOK:
-        raise Mistake(f"--rounds {arguments.rounds}: must be {FIRST_LOOK} or more")
-    if not 2 <= arguments.tokens <= 100_000:
-        raise Mistake(f"--tokens {arguments.tokens}: must be between 2 and 100000")
     arguments.config, experiment = model_arguments.experiment(arguments.models, arguments, arguments.set)
     tuned = _tuned(experiment, arguments)
     threads = experiment.protocol.threads or machine.default_threads()

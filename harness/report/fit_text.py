@@ -4,40 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import cast
 
-from typing_extensions import TypedDict
-
-from harness.analysis.columns import Cell, Ends, Flagged
-from harness.analysis.figures import empty_cell
-from harness.analysis.repeat_figures import SWEEP
+from harness.analysis.columns import Ends
 from harness.analysis.warnings import Warnings
 from harness.base.text import plural
-from harness.dataset.study import Curve, Study
-from harness.records.foreign.log import Log
+from harness.dataset.logs import Row
 from harness.report.text_table import NONE, formatted, say
 from harness.report.theory_text import Columns, short, theory_table
-
-
-class Against(TypedDict, total=False):
-    """The limits for a model on a machine, and the shares of the limits that were reached."""
-
-    B_theory_ms: float | None
-    W_theory: float | None
-    B_ratio: float | None
-    W_ratio: float | None
-    B_as_w16_ms: float | None
-
-
-class Row(Flagged, Against):
-    """One series or request of a log."""
-
-    variant: str
-    per_token: bool
-    unusable: str | None
-    bpw: float | None
-    prompt_tokens: int | None  # of totals; a series begins behind its prompt
-    spread: float | None  # of totals: of repetitions, as a share
 
 
 def interval(value: float | None, ends: Ends | None, digits: int) -> str:
@@ -171,40 +144,3 @@ def show_fits(every: Sequence[Row], notes: Sequence[str], wide: bool) -> None:
         warned = sum(bool(row["flags"]) for row in further)
         more = plural(len(further), "more variant")
         say(f"{more}, {unusable} unusable, {warned} with warnings: --json has all")
-
-
-def fit_study(title: str, rows: Sequence[Row], log: Log) -> Study:
-    """The page of one log: its series as cells of one model, named after the file."""
-    # A log knows no more of a cell: the page shows a dash for the rest.
-    made = [
-        {
-            **empty_cell(),
-            **row,
-            "name": f"{title} {row['variant']}",
-            "model": title,
-            "variant": row["variant"],
-            "status": "ok" if row["unusable"] is None else "unusable",
-            "reasons": [row["unusable"]] if row["unusable"] else [],
-            "kind": "logged",
-            "tokens": row["n_tokens"],
-            "ttft_ms": row["first_token_ms"],
-            "B_as_w16_ms": row.get("B_as_w16_ms"),
-            "repeats": 1,
-            "repeats_ok": 1,
-        }
-        for row in rows
-    ]
-    cells = cast(list[Cell], made)
-    # Rows of series come first; rows of requests have only totals.
-    drawn = zip(cells, log.series.values(), strict=False)
-    return Study(
-        title=title,
-        cells=cells,
-        series={
-            cell["name"]: Curve(each.n, each.ms, prefill=cell["shape"] != SWEEP)
-            for cell, each in drawn
-            if cell["status"] == "ok"
-        },
-        further_methods={"Log": [log.format, *log.notes]},
-        warnings=list(log.notes),
-    )

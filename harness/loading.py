@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from harness.base import data
-from harness.base.text import few, plural
-from harness.cli import say
+from harness.base.text import few, plural, say
 from harness.dataset import sql, table
 from harness.dataset.rows import Found, Judged, of_folder, without_collection
 from harness.dataset.study import Study, study_of, with_series
@@ -63,9 +62,9 @@ def study(
             raise ResultsError(
                 "a log cannot be combined: give one log without --baseline, or results folders"
             )
-        from harness.cli import fit  # pandas is slow to import
+        from harness.dataset.logs import load_log  # pandas is slow to import
 
-        return fit.study(paths[0]), paths[0].name.split(".")[0]
+        return load_log(paths[0]), paths[0].name.split(".")[0]
     shown = of_records(sources, campaign)
     title = ", ".join(path.resolve().name.removesuffix(SUFFIX) for path in paths)
     first = [*shown.cells, *shown.checks, *shown.searches, *shown.scores][0]

@@ -9,8 +9,7 @@ from collections.abc import Iterator, Sequence
 from harness.analysis.columns import Cell
 from harness.analysis.quality import NOT_SCORED
 from harness.analysis.warnings import Warnings
-from harness.base.text import list_named, plural
-from harness.cli import say
+from harness.base.text import list_named, plural, say
 from harness.dataset.study import Study, timed
 from harness.report import longest, prefill, quality, summary, tables
 from harness.report.closing import sentences

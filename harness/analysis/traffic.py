@@ -102,7 +102,7 @@ UNSTABLE = 1.2
 def spread(rates: Sequence[float]) -> str:
     """`25 GB/s, the highest read bandwidth measured here (probes read 24 to 25 GB/s)`."""
     low, high = (f"{rate / 1e9:.0f}" for rate in (min(rates), max(rates)))
-    probes = f"probes read {low} to {high} GB/s"
+    probes = f"probes read {low} to {high} GB/s" if low != high else f"{len(rates)} probes agree"
     if max(rates) > UNSTABLE * min(rates):
         probes += ": this machine's bandwidth is not stable"
     return f"{high} GB/s, the highest read bandwidth measured here ({probes})"

@@ -83,14 +83,14 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _is_current(candidate: Any, arguments: argparse.Namespace, known: Any) -> bool:
     """Whether its stack's package is maintained, or the stack is asked for, installed, or measured there."""
-    from harness.recommend.answer import CALIBRATED, MEASURED, basis
+    from harness.recommend.answer import HERE_TOO, MEASURED, basis
     from harness.stacks import build
 
     header = candidate.cell.header
     if not header.successor or header.stack in arguments.stacks:
         return True
     installed = any(build.find(environment) for environment in header.environments.values())
-    return installed or basis(candidate, known.examples) in (MEASURED, CALIBRATED)
+    return installed or basis(candidate, known.examples) in (MEASURED, HERE_TOO)
 
 
 def _ranked(arguments: argparse.Namespace, found: Sequence[Any]) -> Any:
@@ -310,7 +310,7 @@ def _fits_nowhere(found: Sequence[Any], context: int, place: Any) -> str:
     """How much is missing for the smallest variant, and the smallest known machine with enough."""
     from harness.recommend import text
     from harness.theory import names
-    from harness.theory.machines import MACHINES, memory_words, reserved_words
+    from harness.theory.machines import MACHINES, memory_words
 
     whole = [each for each in found if each.candidate.split is None]
     least = min(whole, key=lambda each: each.candidate.memory_bytes)
@@ -327,12 +327,11 @@ def _fits_nowhere(found: Sequence[Any], context: int, place: Any) -> str:
         )
         hint += f"; {which} with {memory_words(first.memory_bytes)} holds it"
     digits = max(1, math.ceil(-math.log10(short / 1e9)))  # that tell the two sizes apart
-    reserved = f" ({reserved_words(place.device.reserve, 'are ')})" if place.device.reserve_bytes else ""
     return (
         f"nothing fits: the smallest, {text.title(least)}, needs "
         f"{candidate.memory_bytes / 1e9:.{digits}f} GB with {context:,} tokens, "
         f"{short / 1e9:.{digits}f} GB more than the {candidate.available_bytes / 1e9:.{digits}f} GB "
-        f"that are usable{reserved}{hint}"
+        f"that are usable{hint}"
     )
 
 

@@ -161,7 +161,7 @@ def _why_not(before: Cells, after: Cells, key: Key) -> str | None:
     """Why a common cell cannot be compared, as a clause; null: it can."""
     for cells, where in ((before, "in the baseline"), (after, "in the new runs")):
         if not cells.runs(key).campaigns:
-            return f"{where} it is {statuses(cells.rows(key))}"
+            return f"no repeat is ok {where}: {statuses(cells.rows(key))}"
     was, now = before.weights(key), after.weights(key)
     if was != now:
         return f"its weights were {', '.join(sorted(was))} and are {', '.join(sorted(now))}"

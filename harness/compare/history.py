@@ -122,17 +122,16 @@ def figure(series: Series, steps: Sequence[Step]) -> Chart:
         text=[why for _, why in failed],
     )
     own = [step for step in steps if step.series is series]
-    figure_name = metric.name.removesuffix(f"_{metric.unit}")
     summary = "; ".join(f"{step.word} ({step.change:+.1%}) {step.when}" for step in reversed(own))
     return Chart(
         f"{series.name}-{metric.name}",
-        f"{series.name}: {metric.name}",
-        f"{figure_name} of {series.name} in {unit}, night by night, and its levels. "
+        f"{series.name}: {metric.label}",
+        f"{metric.label} of {series.name}, night by night, and its levels. "
         + (f"{summary[:1].upper()}{summary[1:]}." if summary else "No step."),
         [nights, of_levels, *[without][: len(failed)]],
         figure_layout(
             "night (UTC)",
-            f"{figure_name}, {unit}",
+            metric.label,
             xaxis={"type": "date"},
             yaxis={"range": [low - headroom, high + headroom]},
             shapes=[upright_figure(step.began.isoformat(), "dot") for step in own],
@@ -162,7 +161,7 @@ def steps_table(steps: Sequence[Step], most: int | None = None) -> Table:
     """A line for each step. `most`: of what else changed; None: all."""
     lines = [
         [
-            *(step.when.removeprefix("on "), step.series.name, step.series.metric.name, step.word),
+            *(step.when.removeprefix("on "), step.series.name, step.series.metric.label, step.word),
             *(_figure(step.series.metric, level.value) for level in (step.before, step.after)),
             *(f"{step.change:+.1%}", _changes(step, most)),
         ]

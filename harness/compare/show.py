@@ -183,12 +183,13 @@ def title_text(found: Comparison) -> str:
 def terminal(found: Comparison, wide: bool) -> str:
     """The comparison as plain text with aligned columns; unless `wide`, those that fit in the terminal."""
     lines = [title_text(found), ""]
-    left_out: list[str] = []
+    headings: Sequence[str] = []
     for table in tables(found):  # the figures come last
         fitted, left_out = table.fitted(wide)
         text = fitted.text() if wide else [wrapped(line, "    ") for line in fitted.text()]
         lines += [f"{table.title}:", *text, *map(wrapped, more_columns(left_out)), ""]
-    meanings = meaning_text(found, of_own="own" not in left_out)
+        headings = fitted.headings
+    meanings = meaning_text(found, of_own="own" in headings)
     return "\n".join([*lines, counts(found), *map(wrapped, meanings)]) + "\n"
 
 

@@ -358,7 +358,7 @@ def _in_parts(root: Path, ceilings: Mapping[str, float], stamps: Mapping[str, st
         yield from map(judge_part, parts)
         return
     began, processes = time.monotonic(), os.cpu_count() or 1
-    with ProcessPoolExecutor(processes, multiprocessing.get_context("fork")) as pool:
+    with ProcessPoolExecutor(processes, multiprocessing.get_context("fork"), gc.enable) as pool:
         for number, part in enumerate(pool.map(judge_part, parts)):
             left_s = (time.monotonic() - began) * (math.ceil(len(parts) / processes) - 1)
             if number == 0 and left_s > LONG_S:

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 SHORT_PROMPT = 2048
 ABOUT_AS_FAST = 1.1  # for `balance`, the better quality comes first of speeds that differ by no more
 LEAST_BITS = 4  # per weight, with a 16-bit cache: for `balance` where no quality is known
-MEASURED, CALIBRATED, ELSEWHERE, THEORY = BASES = "measured", "calibrated", "calibrated elsewhere", "theory"
+MEASURED, HERE_TOO, ELSEWHERE, THEORY = BASES = "measured", "other variants", "other machines", "theory"
 GOALS = ("balance", "speed", "quality", "context")
 KEPT, ENOUGH, SMALL_CACHE, UNLIKELY = 3, 2, 1, 0  # see _balanced
 _LEADS = {
@@ -114,8 +114,8 @@ def choices(
 
 
 def basis(candidate: Candidate, examples: Sequence[Example]) -> str:
-    """`measured`: this variant on the user's device; `calibrated`: others of its kind of stack there;
-    `calibrated elsewhere`: its kind of stack on others' devices of its family; `theory`: none of these. Of a
+    """`measured`: this variant on the user's device; `other variants`: others of its kind of stack there;
+    `other machines`: its kind of stack on others' devices of its family; `theory`: none of these. Of a
     variant in two memories, the weaker."""
     return max((_basis(each, examples) for each in candidate.parts), key=BASES.index)
 
@@ -126,7 +126,7 @@ def _basis(wanted: Traits, examples: Sequence[Example]) -> str:
     if any(_identity(each) == _identity(wanted) for each in here):
         return MEASURED
     if here:
-        return CALIBRATED
+        return HERE_TOO
     family = family_name(wanted)
     elsewhere = (family, DECODE) in evidence.table() or any(family_name(each) == family for each in timed)
     return ELSEWHERE if elsewhere else THEORY

@@ -9,7 +9,7 @@ from operator import itemgetter
 
 from harness.analysis.quality import EQUAL_KLD
 from harness.recommend import commands, evidence
-from harness.recommend.answer import CALIBRATED, LEAST_BITS, MEASURED, SHORT_PROMPT, THEORY, Choice, Ranked
+from harness.recommend.answer import HERE_TOO, LEAST_BITS, MEASURED, SHORT_PROMPT, THEORY, Choice, Ranked
 from harness.recommend.candidates import Place
 from harness.recommend.commands import Source
 from harness.recommend.evidence import DECODE, Evidence, how_far_off
@@ -87,7 +87,7 @@ def show_all(found: Sequence[Choice], context: int, wide: bool) -> None:
     _show(sorted(found, key=lambda each: -each.deep.value), context, wide)
 
 
-_SAME_BELOW = ("stack", "quality from", "rests on")
+_SAME_BELOW = ("stack", "quality from", "based on")
 
 
 def _show(found: Sequence[Choice], context: int, wide: bool, numbered: bool = False) -> Sequence[str]:
@@ -127,7 +127,7 @@ def _line(choice: Choice, context: int) -> dict[str, str]:
         "PPL": loss,
         "KLD": kld,
         "quality from": source,
-        "rests on": choice.basis,
+        "based on": choice.basis,
     }
 
 
@@ -155,16 +155,21 @@ def _thousands(tokens: int | None) -> str:
 
 
 def _seconds(figure: Range | None) -> str:
-    if figure is None:
+    if figure is None or not _is_useful(figure):
         return NONE
     seconds = figure.value / 1e3
     return f"{seconds:.2g}" if seconds < 10 else f"{seconds:,.0f}"
 
 
+def _is_useful(figure: Range) -> bool:
+    """Whether a 90% interval ends within ten times the value: one that does not says nothing of a wait."""
+    return figure.high <= 10 * figure.value
+
+
 def _widest_ttft(ranking: Sequence[Ranked]) -> str:
     """The widest 90% interval of a TTFT, over its value."""
     of = [each.choice.first_short for each in ranking] + [each.choice.first_deep for each in ranking]
-    found = [each for each in of if each]
+    found = [each for each in of if each and _is_useful(each)]
     if not found:
         return ""
     low = min(each.low / each.value for each in found)
@@ -198,7 +203,7 @@ def show_notes(
     meanings = {
         "tok/s": "tok/s: predicted, at the start, and at the end of the context with 90% intervals",
         "TTFT": f"TTFT: predicted, in s, of {SHORT_PROMPT:,} tokens and of the context"
-        f"{_widest_ttft(ranking)}; none where the compute rate is unknown",
+        f"{_widest_ttft(ranking)}; none where too little is known of the compute rate",
         "ctx": "ctx: the longest context that fits",
         "GB": "GB: with the whole context",
         "bits": "bits: of a weight in the linear layers, scales included",
@@ -207,8 +212,8 @@ def show_notes(
         "KLD": f"KLD: mean KL divergence from 16-bit weights, nats per token; below {EQUAL_KLD} it does not"
         " order types by their scores at tasks (arXiv 2606.19558), so they count as equal to 16 bits, and"
         " speed decides",
-        "rests on": f"rests on: measured, this variant on {where}; calibrated, others of its kind of stack"
-        " there; calibrated elsewhere, its kind of stack on another device of its kind; theory, none of"
+        "based on": f"based on: measured, this variant on {where}; other variants, of the same kind of stack"
+        " there; other machines, the same kind of stack on devices of the same family; theory, none of"
         " these",
     }
     lines = [explained(shown, meanings)]
@@ -228,7 +233,7 @@ def show_notes(
             "of as few layers as need be are on the CPU, all else is on the GPU. Each side takes its time "
             "after the other. GB: on the GPU + in main memory. Of such a variant no TTFT is predicted."
         )
-    if first and not bases & {MEASURED, CALIBRATED}:
+    if first and not bases & {MEASURED, HERE_TOO}:
         lines.append(_elsewhere(bases, measured, place))
     if first and (far := _extrapolated(first, measured, examples)):
         lines.append(far)

@@ -99,8 +99,8 @@ def _failures(rows: Sequence[Cell]) -> Iterator[Note]:
     disturbed = {why for row in rows for why in row["disturbed_reasons"]}
     reasons = [(row, why) for row in rows for why in row["reasons"] if why not in disturbed]
     yield from _of_cells(rows, reasons, FAILED)
-    if any(row["prompt_provisional"] for row in with_prompts(rows)[0]):
-        yield Note(f"{tables.PROVISIONAL_MARK}: provisional, as every repeat was disturbed", DISTURBED)
+    if any(row["prompt_provisional"] or tables.is_unsure(row) for row in with_prompts(rows)[0]):
+        yield Note(f"{tables.PROVISIONAL_MARK}: provisional, as no repeat is ok", DISTURBED)
 
 
 def _warnings(rows: Sequence[Cell]) -> Iterator[Note]:

@@ -39,7 +39,7 @@ PAST_TRAINING = ", past training"  # follows a length beyond the trained context
 NOT_IDENTIFIABLE = "not identifiable"
 LONGEST_NAME = 30  # characters beside which four figures and a status fit in 80 columns
 NOT_HELD = ", not held"  # follows a length that the memory cannot hold
-PROVISIONAL_MARK = "~"
+PROVISIONAL_MARK = "~"  # before a figure of no repeat that is ok
 TOO_FAST = ", too fast"  # follows a TTFT below the time that reading the weights takes
 
 
@@ -356,15 +356,25 @@ NAME: Column[Variant] = Column("cell", lambda row: row["name"], "model, stack an
 STATUS: Column[Counted] = Column("status", state, "outcome of the repeats", numeric=False)
 
 
-def _rate(row: Repeat) -> str:
-    return plus_minus(row["tokens_per_s"], row["tokens_per_s_ci95"])
+def is_unsure(row: Counted) -> bool:
+    """Whether what it shows was measured, but in no repeat that is ok."""
+    return row["kind"] == "measured" and not row["repeats_ok"]
+
+
+def _rate(row: Cell) -> str:
+    """`61.0 ±0.4`; `~61.0` where no repeat is ok."""
+    return _marked(row, plus_minus(row["tokens_per_s"], row["tokens_per_s_ci95"]))
+
+
+def _marked(row: Cell, text: str) -> str:
+    return PROVISIONAL_MARK * (text != NONE and is_unsure(row)) + text
 
 
 RATE: Column[Cell] = replace(column_of(BY_NAME["tokens_per_s"]), text=_rate)
 IN_TERMINAL: Mapping[str, Callable[[WithPrompt], str]] = {
     "tokens_per_s": _rate,
     "pp512": _prompt,
-    "ttft_ms": lambda row: number(row["ttft_ms"], "{:,.1f}"),
+    "ttft_ms": lambda row: _marked(row, number(row["ttft_ms"], "{:,.1f}")),
     "B_ms": lambda row: number(row["B_ms"]),
     "W_tokens_per_ms": _slope,
 }

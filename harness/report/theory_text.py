@@ -163,9 +163,9 @@ FITS_MEANINGS = {
     "fits with flash_attn": "flash_attn: llama.cpp with it, which holds no scores",
     "fits in transformers": "transformers: 5.x (bf16; 8 and 4 bits with bitsandbytes), not yet measured on a"
     " GPU; the version of early 2024 held the cache twice, which halves the context",
-    "cannot load": "cannot load: no stack of this engine here loads the form. llama.cpp takes a GGUF, made of"
-    " 16 bits, and quantizes the KV cache with flash_attn alone; transformers gets no quantized GGUF type"
-    " here; --bpw 16, 8 or 4 is its bf16 and bitsandbytes",
+    "cannot load": "cannot load: no stack of this engine loads weights in this form. llama.cpp takes a"
+    " GGUF, made of 16 bits, and quantizes the KV cache with flash_attn alone; transformers gets no quantized"
+    " GGUF type here; --bpw 16, 8 or 4 is its bf16 and bitsandbytes",
 }
 
 

@@ -279,7 +279,7 @@ def test_env_create_builds_once_and_says_where(harness):
         ("report --serve results", "--serve: results is no port; the folder comes first: report DIR --serve"),
         (
             "report published/public-speeds --list",
-            "are speeds without records: only a page and --format show",
+            "are speeds without records: only their table and --format show",
         ),
         ("share --json", "--json and --beside are for --verify"),
         ("run x.yaml --quality --full", "--tokens or --full has no effect with --quality"),

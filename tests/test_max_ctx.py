@@ -241,7 +241,7 @@ def test_a_search_ends_at_the_trained_context_unless_it_is_to_go_past_it(config,
     assert ran.code == 0, ran.err
     assert "predicted: 2,048 tokens" in ran.err  # far from what memory allows: before the first probe
     assert ran.err.index("predicted: ") < ran.err.index("tries 2048 tokens")
-    assert "2048 (trained context)" in ran.out
+    assert "2,048 (trained context)" in ran.out
     ended = "the model was trained on at most 2100 tokens (--past-trained searches on)"
     assert ended in " ".join(ran.out.split())
     assert "does not fit" not in ran.out + ran.err

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import gguf
+import numpy as np
 import pytest
 from conftest import records_below
 from gguf_again import finish
@@ -66,7 +67,8 @@ def test_a_hybrid_reads_and_writes_its_states_at_every_step(measured):
 def test_a_mixture_of_an_unknown_architecture_is_refused_with_the_reason(harness, real_config, tmp_path):
     writer = gguf.GGUFWriter(tmp_path / "model.gguf", "strange")
     writer.add_uint32("strange.expert_count", 8)
+    writer.add_tensor("token_embd.weight", np.zeros((32, 32), np.float16))
     finish(writer)
     path = real_config({"stack": "llamacpp", "quant": "f16"}, model={"name": "tiny", "weights": "model.gguf"})
     ran = harness("run", path, "--dry-run")
-    assert "is strange, a mixture of experts whose layers are not known here" in ran.words + ran.err
+    assert "is a mixture of experts whose layers of architecture 'strange' are not known" in ran.words + ran.err

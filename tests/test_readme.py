@@ -111,16 +111,6 @@ def test_what_pages_take_from_the_code_is_what_the_code_says():
     assert made["SCHEMA"].read_text() == made["record_schema"]()
 
 
-def test_no_script_calls_a_command_of_before():
-    names = "|".join(map(re.escape, cli.MOVED))
-    calls = re.compile(
-        rf'(?:\[|json\(|HARNESS\), |"harness"\), )"({names})",|\$?(?:HARNESS|harness)"? ({names}) '
-    )
-    for folder in ("benchmarks", "ci", "action", ".github", "docs"):
-        for path in (each for each in (ROOT / folder).rglob("*") if each.suffix in (*NAMING, ".md")):
-            assert not calls.search(path.read_text()), path
-
-
 def test_the_exit_codes_are_those_of_the_code():
     text = (ROOT / "docs" / "reference" / "cli.md").read_text()
     codes = {cli.OK, cli.NOT_OK, cli.NOT_STARTED, cli.REGRESSION, cli.INTERRUPTED}

@@ -11,6 +11,7 @@ from harness.recommend.candidates import maker_of, place_of
 from harness.theory import cpus, names
 from harness.theory.machines import CITED, DOCUMENTS, MACHINES
 from harness.theory.names import NotUnderstood
+from harness.theory.public_speeds import others
 
 SERIES = {name: series for name, series in data.table("cpus.toml").items() if name != DOCUMENTS}
 DDR = re.compile(r"DDR(3-(1066|1333|1600|1866)|4-(2133|2400|2666|2933|3200)|5-(4800|5200|5600|6400))")
@@ -183,3 +184,8 @@ def test_this_machines_kind_of_cpu_is_read(tmp_path, architecture, flags, kind):
     if flags:
         (tmp_path / "cpuinfo").write_text(f"model name\t: x\nflags\t\t: {flags}\n")
     assert cpu_kind(architecture, tmp_path) == kind
+
+
+def test_theory_has_no_share_of_another_kind_of_cpu():
+    assert others(names.one_machine("fx-8350", memory=16)) is None
+    assert others(names.one_machine("ryzen 3600", memory=16))["on"] == "CPU"

@@ -97,9 +97,8 @@ def engine(header: Header, of_group: str) -> str:
 
 def maker_of(machine: Machine) -> str:
     """Whose GPU it is, or the kind of CPU; empty: unknown. Boards that were measured have Arm CPUs."""
-    if machine.family == "cpu" and machine.cpu_kind and not (machine.board and machine.cpu_kind == "Arm"):
-        return machine.cpu_kind
-    return BOARD if machine.board and machine.family == "cpu" else maker(machine)
+    is_arm_board = machine.family == "cpu" and machine.board and machine.cpu_kind in ("", "Arm")
+    return BOARD if is_arm_board else maker(machine)
 
 
 def generation(machine: Machine) -> str:

@@ -18,6 +18,7 @@ WITHOUT_TENSOR_CORES = {name: m for name, m in MACHINES.items() if m.name.starts
 # that were known first, and of one or two of each kind.
 PUBLISHED = {name: row for name, *row in rows("machines")}
 CAPABILITIES = {
+    (5, 3): {"jetson-nano"},
     (6, 0): {"p100-pcie-12gb", "p100-pcie-16gb", "p100-sxm-16gb"},
     (6, 1): {"p40", *(name for name in WITHOUT_TENSOR_CORES if name.startswith("gtx-10"))},
     (7, 0): {"v100-pcie-16gb", "v100-pcie-32gb", "v100-sxm-16gb", "v100-sxm-32gb"},
@@ -79,7 +80,8 @@ def test_few_figures_are_from_memory():
         name: {what for what, f in figures(m).items() if "not re-checked" in f.source}
         for name, m in MACHINES.items()
     }
-    of_memory = ("ryzen-7950x", "ryzen-9950x", "epyc-9755", "xeon-6980p", "core-ultra-7-155h")
+    boards = ("ryzen-ai-max-385", "ryzen-ai-max-390", "spacemit-k1")
+    of_memory = (*boards, "ryzen-7950x", "ryzen-9950x", "epyc-9755", "xeon-6980p", "core-ultra-7-155h")
     assert {name: found for name, found in unchecked.items() if found} == {
         **{name: {"memory"} for name in (*of_memory, "apple-m5-max-32core")},
         **{name: {"fp16"} for name in ("v100-pcie-16gb", "v100-pcie-32gb", "v100-sxm-32gb")},
@@ -173,7 +175,7 @@ def test_compute_capability_is_nvidias_and_of_its_cards_alone():
 NVML = rows("nvml_names")  # its total memory is in MiB; 0: not told
 OTHERS = [
     *("NVIDIA GeForce RTX 3090 Laptop GPU", "NVIDIA GeForce RTX 4060 Ti Laptop GPU", "Tesla M4"),
-    *("NVIDIA GeForce RTX 4090 D", "NVIDIA GeForce RTX 5090 D", "NVIDIA GeForce RTX 2060 with Max-Q Design"),
+    *("NVIDIA GeForce RTX 4090 D", "NVIDIA GeForce RTX 5090 D", "RTX 2070 Super with Max-Q Design"),
     *("NVIDIA A100-SXM-64GB", "NVIDIA A100X", "NVIDIA A100-SXM4-40GB MIG 1g.5gb", "GRID A100-10C"),
     *("NVIDIA H100 NVL", "NVIDIA H100 80GB HBM3 MIG 1g.10gb", "NVIDIA H800", "NVIDIA GH200 480GB"),
     *("NVIDIA H200 NVL", "NVIDIA L40G", "NVIDIA A10G", "NVIDIA T4G", "GRID T4-16Q", "NVIDIA A10-24Q"),
@@ -203,7 +205,7 @@ def test_a_gpu_is_known_as_nvml_names_it(name, mib, found):
 
 def test_every_known_gpu_has_a_name_of_nvmls():
     named = {found for _, _, found in NVML} | set(GEFORCE) | set(LAPTOPS) | set(WITHOUT_TENSOR_CORES)
-    unclear = {name for name in MACHINES if "orin" in name}
+    unclear = {name for name in MACHINES if "jetson" in name}
     assert named | unclear == {name for name, m in MACHINES.items() if m.compute_capability}
 
 

@@ -293,15 +293,19 @@ def recommend() -> Command:
         rare(
             option("--bandwidth GB/S", "its read bandwidth; needs --memory"),
             option(
-                "--memory-speed KIND", "of a CPU, in place of --bandwidth, e.g. ddr5-5600 (see --channels)"
+                "--memory-speed KIND",
+                "of a CPU, e.g. ddr5-5600: in place of --bandwidth, or of a known one's fastest",
             ),
             option(
                 "--channels N",
-                "of 64 bits, of that memory (default: 2, as in desktops and laptops)",
+                "of 64 bits, of that memory (default: the known CPU's, else 2, as in desktops and laptops)",
                 type=int,
                 choices=range(1, 25),
             ),
-            option("--kind {gpu,cpu}", "what it is (default: a GPU from 150 GB/s on)"),
+            option(
+                "--kind {gpu,cpu,arm,risc-v,no-avx2}",
+                "what it is: cpu is x86 with AVX2, no-avx2 an older one (default: a GPU from 150 GB/s on)",
+            ),
             option(
                 "--vendor {nvidia,amd,apple,intel}", "of its GPU (default: unknown, with wider intervals)"
             ),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import platform
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from datetime import date
@@ -23,7 +24,7 @@ from harness.machine import ProbeError
 from harness.machine import doctor as conditions
 from harness.machine.doctor import Finding
 from harness.machine.doctor.cpu import BUSY_SHARE
-from harness.machine.host import usable_memory_bytes
+from harness.machine.host import cpu_kind, usable_memory_bytes
 from harness.stacks import build
 from harness.stacks.adopted import Interpreter
 from harness.stacks.header import references, stacks
@@ -111,6 +112,7 @@ def this_cpu() -> Machine:
         bandwidth=Figure(row["read_bytes_per_s"], f"{when}: {row['read_kernel']}"),
         rates={"measured": Figure(row["matrix_flops_per_s"], f"{when}: {row['matrix_kernel']}")},
         rate="measured",
+        cpu_kind=cpu_kind(platform.machine()),
     )
 
 

@@ -16,7 +16,6 @@ from harness.cli.options import unknown
 
 LEAST_CONTEXT = 2
 USUAL_CONTEXT = 8192
-CHANNEL_BYTES = 8  # a transfer on a channel of 64 bits
 USUAL_TOK_S = 10.0
 MOST, MOST_MACHINES = 5, 15
 ALL = "all"
@@ -31,11 +30,13 @@ def run(arguments: argparse.Namespace) -> int:
     from harness.cli import recommend_inputs
     from harness.recommend import answer as recommend_answer
     from harness.recommend import candidates, quality_loss
+    from harness.theory import cpus
 
     _check(arguments)
     if arguments.memory_speed:
-        arguments.kind = "cpu"
-        arguments.bandwidth = arguments.memory_speed * CHANNEL_BYTES * (arguments.channels or 2) / 1e9
+        channels = arguments.channels or cpus.USUAL_CHANNELS
+        arguments.kind = arguments.kind or "cpu"
+        arguments.bandwidth = cpus.bytes_per_s(arguments.memory_speed, channels) / 1e9
     if arguments.model is None:
         return _what_runs_here(arguments)
     given = recommend_inputs.model_from(arguments.model)
@@ -155,13 +156,12 @@ def _reaching(arguments: argparse.Namespace, pairs: Sequence[Any]) -> tuple[list
     """The best variant of each pair that reaches the speed; the nearest choice where nothing does."""
     from harness.cli import recommend_inputs
     from harness.recommend import answer, questions
-    from harness.recommend.speed import Predictor
 
     context = arguments.context
     arguments.tok_s = arguments.tok_s or USUAL_TOK_S
     devices = {each.name: each for pair in pairs for each in pair.place.devices}
     known = recommend_inputs.known_models(arguments, [*devices.values()])
-    predictor = Predictor(known.examples)
+    predictor = answer.predictor(known.examples)
 
     def predict(questions: Sequence[Any]) -> Sequence[Any]:
         return answer.choices(questions, known.examples, context, lambda _: None, predictor)
@@ -239,13 +239,13 @@ def _check(arguments: argparse.Namespace) -> None:
     for other in ("machine", "bandwidth"):
         if arguments.prove and getattr(arguments, other) not in (THIS, None):
             raise Mistake(f"--prove measures on this machine; drop --{other}")
-    if arguments.kind and not arguments.bandwidth:
+    if arguments.kind and not (arguments.bandwidth or arguments.memory_speed):
         raise Mistake("--kind is of a machine that is not known; give its --memory and --bandwidth")
     if arguments.memory_speed and (arguments.bandwidth or not arguments.memory):
-        raise Mistake("--memory-speed is of a CPU that is not known: give its --memory, and no --bandwidth")
+        raise Mistake("--memory-speed is of a CPU: give its --memory, and no --bandwidth")
     if arguments.channels and not arguments.memory_speed:
         raise Mistake("--channels needs --memory-speed")
-    if arguments.vendor and (not arguments.bandwidth or arguments.kind == "cpu"):
+    if arguments.vendor and (not arguments.bandwidth or arguments.kind not in (None, "gpu")):
         raise Mistake("--vendor is of a GPU that is not known; give its --memory and --bandwidth")
     if arguments.reserve and arguments.memory and arguments.machine == THIS and not arguments.bandwidth:
         raise Mistake("--memory is all that may be used, and nothing of it is reserved; drop one of the two")

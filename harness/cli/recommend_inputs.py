@@ -29,7 +29,7 @@ from harness.recommend.candidates import Place, Subject, place_of
 from harness.recommend.commands import Source
 from harness.recommend.traits import Example
 from harness.records.kinds import Record
-from harness.theory import base_shapes, names
+from harness.theory import base_shapes, cpus, names
 from harness.theory.decoder import Decoder, dense_fields
 from harness.theory.known_models import Described, config_of
 from harness.theory.known_models import Known as KnownModels
@@ -42,6 +42,7 @@ from harness.theory.names import NotUnderstood
 
 THIS = "this"
 INTERFACES = {"amd": "hip", "apple": "metal", "intel": "vulkan"}  # of GPUs that are not NVIDIA's, by vendor
+CPU_KINDS = {"arm": "Arm", "risc-v": "RISC-V", "no-avx2": "x86 without AVX2"}  # by --kind
 GPU_BYTES_PER_S = 150e9  # a machine of which only memory and bandwidth are known is a GPU from here on
 
 
@@ -210,19 +211,35 @@ def _place(arguments: argparse.Namespace) -> Place:
         if not (arguments.memory and arguments.bandwidth) or why.ambiguous:
             sentence = why.sentence("machine", named)
             joint = " Or" if sentence.endswith("?") else "; or"
-            hint = "" if why.ambiguous else f"{joint} give --memory and --bandwidth"
+            hint = (
+                "" if why.ambiguous else f"{joint} give --memory and --bandwidth (of a CPU: --memory-speed)"
+            )
             raise Mistake(sentence + hint) from why
         return _unknown(arguments, named, threads)
+    takes_any_memory = any(each.assumed for each in several.values())
     if arguments.bandwidth:
-        raise Mistake(f"{named} is known; drop --bandwidth")
+        several = {name: _with_given(each, named, arguments) for name, each in several.items()}
     name, notes = names.slowest(named, several)
     for sentence in notes:
         say(sentence)
     found = several[name]
+    if takes_any_memory:
+        return place_of(found, name, threads)
     largest = max(each.memory_bytes for each in names.machines(arguments.machine, known).values())
     if found.memory_bytes > largest:
         raise Mistake(f"{named} has at most {memory_words(largest)}; drop --memory, or give less")
     return place_of(found, name, threads)
+
+
+def _with_given(known: Machine, named: str, arguments: argparse.Namespace) -> Machine:
+    """A known CPU with the bandwidth that is given, or that of the memory that is. Raises Mistake."""
+    speed, gb_per_s = arguments.memory_speed, arguments.bandwidth
+    if speed and (known.family != "cpu" or known.board):
+        raise Mistake(f"{named} is known, and has one kind of memory; drop --memory-speed")
+    if not speed and not known.assumed:
+        raise Mistake(f"{named} is known; drop --bandwidth")
+    given = cpus.bytes_per_s(speed, arguments.channels or known.channels) if speed else gb_per_s * 1e9
+    return replace(known, bandwidth=Figure(given, "given"), peak_bandwidth=None, assumed="")
 
 
 def all_places(arguments: argparse.Namespace) -> list[Place]:
@@ -283,7 +300,7 @@ def _unknown(arguments: argparse.Namespace, name: str, threads: int) -> Place:
     if kind is None:
         taken, other = ("GPU", "cpu") if is_gpu else ("CPU", "gpu")
         say(f"{name} is taken for a {taken}, by its bandwidth (if it is not: --kind {other})")
-    unknown = _cpu_of(name, arguments.memory, gb_per_s)
+    unknown = replace(_cpu_of(name, arguments.memory, gb_per_s), cpu_kind=CPU_KINDS.get(kind, ""))
     if not is_gpu:
         return place_of(unknown, name, threads)
     if arguments.vendor in INTERFACES:

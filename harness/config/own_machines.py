@@ -32,6 +32,7 @@ class Record(Frozen):
     compute_capability: str | None = None
     unified: bool = False
     board: bool = False
+    cpu_kind: Literal["Arm", "RISC-V", "x86 without AVX2"] | None = None
     memory_gib: Gib
     sold_gib: list[Gib] = Field(default=[])
     bandwidth_gb_per_s: GbPerS

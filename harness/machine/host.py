@@ -48,6 +48,17 @@ def _family(architecture: str) -> str:
     return next(found, architecture.rstrip("0123456789"))
 
 
+def cpu_kind(architecture: str, proc: Path = Path("/proc")) -> str:
+    """What a CPU is that is no x86 one with AVX2, as a machine of harness/theory names it; empty: such a
+    one, or not known."""
+    if architecture.startswith("riscv"):
+        return "RISC-V"
+    if _family(architecture) == "arm":
+        return "Arm"
+    flags = re.search(r"^flags\s*:(.*)", small_text(proc / "cpuinfo") or "", re.MULTILINE)
+    return "x86 without AVX2" if flags and "avx2" not in flags[1].split() else ""
+
+
 def _other_kernel(proc: Path, architecture: str) -> str | None:
     """Linux has its own architecture in a file since 6.1, and no emulator replaces it."""
     kernel = small_text(proc / "sys" / "kernel" / "arch")

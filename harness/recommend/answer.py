@@ -19,7 +19,7 @@ from harness.base.data import RECOMMENDED
 from harness.recommend import evidence
 from harness.recommend.candidates import Candidate
 from harness.recommend.commands import measured_name
-from harness.recommend.evidence import DECODE, how_far_off
+from harness.recommend.evidence import DECODE, PROMPTS, how_far_off
 from harness.recommend.least_squares import Floats
 from harness.recommend.quality_loss import Quality
 from harness.recommend.speed import NORMAL_90, Predictor
@@ -79,6 +79,22 @@ class Ranked:
     why: str
 
 
+# CPUs that nobody measured, on which llama.cpp's kernels may compute more slowly than memory is read: an
+# interval of 90% ends at four or ten times the time, for prompts at thrice that. SSE has half the width of
+# AVX2, and no fused multiplication and addition; on RISC-V there may be no vectors at all. Other Arm CPUs run
+# the kernels of the boards that were measured, and have the spread of any family that was not.
+_UNMEASURED_CPUS = {
+    (kind, phase): math.log(times) / NORMAL_90
+    for kind, of_decode in (("x86 without AVX2", 4), ("RISC-V", 10))
+    for phase, times in ((DECODE, of_decode), (PROMPTS, 3 * of_decode))
+}
+
+
+def predictor(examples: Sequence[Example]) -> Predictor:
+    """From what others measured, and the user."""
+    return Predictor(examples, spreads={**evidence.spreads(), **_UNMEASURED_CPUS})
+
+
 def choices(
     found: Sequence[Candidate],
     examples: Sequence[Example],
@@ -87,15 +103,15 @@ def choices(
     fitted: Predictor | None = None,
 ) -> list[Choice]:
     """Predict all candidates at once. `fitted`: to these examples, where it is asked again."""
-    predictor, traits = fitted or Predictor(examples), [each.traits for each in found]
-    start, deep = (predictor.steps([each.parts for each in found], n) for n in (1, context))
+    fitted, traits = fitted or predictor(examples), [each.traits for each in found]
+    start, deep = (fitted.steps([each.parts for each in found], n) for n in (1, context))
     figures = zip(
         found,
         start.ranges,
         deep.ranges,
         deep.unknowns,
-        predictor.first_token_ms(traits, SHORT_PROMPT),
-        predictor.first_token_ms(traits, context),
+        fitted.first_token_ms(traits, SHORT_PROMPT),
+        fitted.first_token_ms(traits, context),
         strict=True,
     )
     return [

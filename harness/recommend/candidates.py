@@ -96,8 +96,9 @@ def engine(header: Header, of_group: str) -> str:
 
 
 def maker_of(machine: Machine) -> str:
-    """Whose GPU it is, or the kind of CPU; empty: unknown."""
-    return BOARD if machine.board and machine.family == "cpu" else maker(machine)
+    """Whose GPU it is, or the kind of CPU; empty: unknown. Boards that were measured have Arm CPUs."""
+    is_arm_board = machine.family == "cpu" and machine.board and machine.cpu_kind in ("", "Arm")
+    return BOARD if is_arm_board else maker(machine)
 
 
 def generation(machine: Machine) -> str:

@@ -31,7 +31,9 @@ class Machine:
     its CPU's bandwidth. `unified`: memory that a GPU shares with its CPU. `gpu_api`: by which models run on
     another maker's GPU than NVIDIA's: metal, hip or vulkan. `sold_gib`: the memory sizes it is sold with,
     where there are several. `count`: devices of this kind, whose layers take turns: the memory is of all of
-    them, the bandwidth and the rates are of one. `own_reserve`: in place of the usual one.
+    them, the bandwidth and the rates are of one. `own_reserve`: in place of the usual one. `cpu_kind`: of a
+    CPU that is no x86 one with AVX2: Arm, RISC-V, x86 without AVX2; empty on an Arm board. `channels`: of 64
+    bits, to a CPU's memory. `assumed`: the type of memory that a CPU's name does not tell, and that is taken.
     """
 
     name: str
@@ -47,6 +49,9 @@ class Machine:
     sold_gib: tuple[float, ...] = ()
     count: int = 1
     own_reserve: Figure | None = None
+    cpu_kind: str = ""
+    channels: int = 2
+    assumed: str = ""
 
     def times(self, count: int) -> Machine:
         """So many of them in one computer."""
@@ -238,6 +243,8 @@ def machine(record: Mapping[str, Any], documents: Mapping[str, str]) -> Machine:
         unified=record.get("unified", False),
         gpu_api=family if family not in ("cuda", "cpu") else None,
         sold_gib=tuple(record.get("sold_gib", ())),
+        cpu_kind=record.get("cpu_kind", ""),
+        channels=max(record.get("bus_bits", 128) // 64, 1),
     )
 
 

@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from harness.base import data
 from harness.base.text import alike
+from harness.theory import cpus
 from harness.theory.decoder import Decoder
 from harness.theory.hf_config import SHAPES
 from harness.theory.machines import MACHINES, Figure, Machine
@@ -193,7 +194,8 @@ def machines(
     """The machines with a name: one, or one per kind and memory size sold.
 
     `memory` in GiB chooses among the sizes, or replaces them. Names that only `known` has are matched
-    as they are, in lower case. `2x` before a name: two of them, and `memory` is of one. Raises NotUnderstood.
+    as they are, in lower case. `2x` before a name: two of them, and `memory` is of one. A CPU of cpus.toml
+    has no size of its own. Raises NotUnderstood.
     """
     if several := _SEVERAL.match(text.strip().lower()):
         count, one = int(several[1]), text.strip()[several.end() :]
@@ -204,6 +206,8 @@ def machines(
     name = _marketed(text.strip()).lower()
     if name in known and known[name] is not MACHINES.get(name):
         return _with_memory(name, known[name], (memory,) if memory else _sizes(known[name]))
+    if name not in MACHINES and len(name) <= LONGEST and (cpu := cpus.find(name)):
+        return _of_cpu(*cpu, memory)
     words = _machine_names_words(name) if len(name) <= LONGEST else []
     typed = [gib for word in words if (gib := memory_gib(word))]
     rest = {word for word in words if not memory_gib(word)}
@@ -228,6 +232,16 @@ def machines(
         sold = listed([f"{size:g}" for size in sorted(sizes)])
         raise NotUnderstood(f"it is sold with {sold} GB; harness theory --memory gives it any")
     return {n: m for key, sizes in chosen.items() for n, m in _with_memory(key, MACHINES[key], sizes).items()}
+
+
+def _of_cpu(cpu: cpus.Cpu, typed: float | None, memory: float | None) -> dict[str, Machine]:
+    """A CPU with its memory. Raises NotUnderstood without one."""
+    if (gib := memory or typed) is None:
+        raise NotUnderstood(
+            f"{cpu.name} goes with any size of memory: give yours, as --memory 32GB", ambiguous=True
+        )
+    key = re.sub(r"[ -]+", "-", cpu.name.lower())
+    return {f"{key}-{gib:g}gb": cpu.with_memory(gib)}
 
 
 def _marketed(name: str) -> str:
@@ -284,6 +298,12 @@ def slowest(text: str, found: Mapping[str, Machine]) -> tuple[str, list[str]]:
         by = "smallest" if same_speed([*found.values()]) else "slowest"
         notes.append(
             f"{text} is {listed([*found], 'or')}; the {by}, {name}, is taken: name another to change that"
+        )
+    if memory := found[name].assumed:
+        gb_per_s = found[name].bandwidth_bytes_per_s / 1e9
+        notes.append(
+            f"{found[name].name} is taken with {memory}, {gb_per_s:.1f} GB/s: the fastest that its maker"
+            " supports, on all channels (harness recommend has --memory-speed and --channels for another)"
         )
     if (count := found[name].count) > 1:
         notes.append(

@@ -256,10 +256,10 @@ def _below_ceiling(row: PublicSpeed) -> PublicSpeed:
 
 
 def maker(machine: Machine) -> str:
-    """Whose GPU a machine has; `CPU` without one."""
+    """Whose GPU a machine has; without one the kind of its CPU, `CPU` for x86 with AVX2 and for boards."""
     if machine.family == "vulkan":
         return "AMD" if "Radeon" in machine.name else "Intel"
-    return {"cuda": "NVIDIA", "hip": "AMD", "metal": "Apple"}.get(machine.family, "CPU")
+    return {"cuda": "NVIDIA", "hip": "AMD", "metal": "Apple"}.get(machine.family, machine.cpu_kind or "CPU")
 
 
 def others(machine: Machine) -> ReachedByOthers | None:

@@ -7,7 +7,7 @@ what is predicted is today's. From these errors comes the spread of each family 
 smallest one with which 90% of rows lie in their 90% interval. In all figures each source on a machine counts
 by the square root of its rows, as these are alike. A family of few sources gets at least the spread of those
 that have more together, of very few twice that. Beside the errors of decode are those of other tools'
-formulas, which no row was fitted to, on the same rows.
+formulas on the same rows.
 
 The published study is also taken for the user's own machine: a size, and a type of GGUF, is predicted from
 the others.
@@ -310,9 +310,8 @@ def beside_formulas(rows: Sequence[LeftOut]) -> Iterator[dict[str, str]]:
     for row in sorted(rows, key=lambda row: row.family):
         if row.phase == DECODE:
             groups.setdefault(row.family, []).append(row)
-    groups["mixtures"] = [
-        r for of_family in groups.values() for r in of_family if r.example.traits.expert_bytes
-    ]
+    decode = [row for group in groups.values() for row in group]
+    groups["mixtures"] = [row for row in decode if row.example.traits.expert_bytes]
     for name, group in groups.items():
         times = {"predicted": [row.predicted.value for row in group]}
         times |= {title: [ms(row.example.traits) for row in group] for title, ms in FORMULAS.items()}

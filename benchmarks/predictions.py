@@ -6,12 +6,13 @@ from a fit without that machine and without that source. Rows of older software 
 what is predicted is today's. From these errors comes the spread of each family (a maker's GPUs, or CPUs): the
 smallest one with which 90% of rows lie in their 90% interval. In all figures each source on a machine counts
 by the square root of its rows, as these are alike. A family of few sources gets at least the spread of those
-that have more together, of very few twice that.
+that have more together, of very few twice that. Beside the errors of decode are those of other tools'
+formulas on the same rows.
 
 The published study is also taken for the user's own machine: a size, and a type of GGUF, is predicted from
 the others.
 
-    .venv/bin/python benchmarks/predictions.py [--store] [--own]
+    PYTHONPATH=. .venv/bin/python -m benchmarks.predictions [--store] [--own]
 
 Targets: decode 11% (median), 85 to 95% of rows in their interval, at most 1.9 wide; prompts 25%.
 """
@@ -32,6 +33,7 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # as in `harness recommend`
 
 import numpy as np
 
+from benchmarks.formulas import FORMULAS
 from harness import records
 from harness.base import data
 from harness.recommend import candidates
@@ -50,6 +52,7 @@ STUDY = "published/rtx4090-qwen1.5"
 SHARE = 0.9  # of rows that are to lie in their interval
 ENOUGH_SOURCES = 10  # on machines, for a quantile of that share
 TTFT_FROM = 128  # tokens; below, a prompt's time is mostly that of a step
+OF_A_PRIOR = "DerekLiu35"  # the source of the prior of `host` in terms.py, so not judged
 # Of the study, not what they are said to be: autoawq's 32B did not fit the card's memory and was read over
 # the bus, and the study printed 1.8B's B for 4B with exllamav2 (see the study's README).
 EXCEPT = (
@@ -72,8 +75,10 @@ def main() -> None:
         return
     everything = evidence()
     terms = fitted(everything)
-    table = by_family(left_out(everything, terms))
-    Table(list(table[0]), [[*map(str, row.values())] for row in table]).show()
+    rows = list(left_out(everything, terms))
+    table = by_family(rows)
+    for shown in (table, list(beside_formulas(rows))):
+        Table(list(shown[0]), [[*map(str, row.values())] for row in shown]).show()
     if arguments.store:
         (data.HERE / SHIPPED).write_text(stored(of_kinds(terms)), encoding="utf-8")
         (data.HERE / ERRORS).write_text(table_text(table), encoding="utf-8")
@@ -187,13 +192,6 @@ class LeftOut:
         return math.log(self.measured / self.predicted.value)
 
     @property
-    def plain_off(self) -> float:
-        """The error of 0.6 x bandwidth / bytes of a step; nan of a prompt, of which that says nothing."""
-        traits = self.example.traits
-        plain_ms = 1e3 * traits.read_bytes / traits.bytes_per_s / 0.6
-        return abs(self.measured / plain_ms - 1) if self.phase == DECODE else math.nan
-
-    @property
     def sd(self) -> float:
         return math.log(self.predicted.high / self.predicted.value) / NORMAL_90
 
@@ -210,10 +208,11 @@ class NoSpreads(dict[tuple[str, str], float]):
 
 
 def left_out(measured: Sequence[Example], near: Mapping[str, Terms]) -> Iterator[LeftOut]:
-    """Each row of today's software, but for the study's, predicted without its machine and its source."""
+    """Each row of today's software, but for the study's and a prior's, predicted without its machine and its
+    source."""
     groups: dict[tuple[str, str, str], list[Example]] = {}
     for example in measured:
-        if not example.traits.software:
+        if not example.traits.software and not example.traits.setup.startswith(OF_A_PRIOR):
             traits = example.traits
             groups.setdefault((fit_of(traits), traits.device, traits.setup), []).append(example)
     for (fit, device, source), rows in groups.items():
@@ -239,7 +238,7 @@ def predicted(predictor: Predictor, rows: Sequence[Example]) -> Iterator[LeftOut
                 yield LeftOut(row, PROMPTS, ms, first)
 
 
-def by_family(rows: Iterator[LeftOut]) -> list[dict[str, str | int]]:
+def by_family(rows: Iterable[LeftOut]) -> list[dict[str, str | int]]:
     """The table of errors and spreads, by family and phase."""
     of: dict[tuple[str, str], list[LeftOut]] = {}
     for row in rows:
@@ -299,11 +298,26 @@ def errors(key: tuple[str, str], rows: Sequence[LeftOut], extra: float) -> dict[
         "within_25": f"{np.average(off <= 0.25, weights=weights):.2f}",
         "inside": f"{np.average(inside, weights=weights):.2f}",
         "width": f"{math.exp(2 * NORMAL_90 * _median(sd, weights)):.2f}",
-        "plain": f"{_median(np.array([row.plain_off for row in rows]), weights):.3f}",
         "least_bytes": f"{min(sizes):.3g}",
         "most_bytes": f"{max(sizes):.3g}",
         "kinds": " ".join(sorted({row.example.traits.kind for row in rows})),
     }
+
+
+def beside_formulas(rows: Sequence[LeftOut]) -> Iterator[dict[str, str]]:
+    """The median errors of decode, of predictions and of each formula: by family, and of mixtures."""
+    groups: dict[str, list[LeftOut]] = {}
+    for row in sorted(rows, key=lambda row: row.family):
+        if row.phase == DECODE:
+            groups.setdefault(row.family, []).append(row)
+    decode = [row for group in groups.values() for row in group]
+    groups["mixtures"] = [row for row in decode if row.example.traits.expert_bytes]
+    for name, group in groups.items():
+        times = {"predicted": [row.predicted.value for row in group]}
+        times |= {title: [ms(row.example.traits) for row in group] for title, ms in FORMULAS.items()}
+        measured, weights = np.array([row.measured for row in group]), _weights(group)
+        medians = {title: _median(np.abs(measured / ms - 1), weights) for title, ms in times.items()}
+        yield {"decode": name, "rows": str(len(group)), **{k: f"{v:.3f}" for k, v in medians.items()}}
 
 
 def stored(terms: Mapping[str, Terms]) -> str:

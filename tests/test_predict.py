@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 import statistics
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
 
-from benchmarks import predictions
+from benchmarks import formulas, predictions
 from harness.base import data
 from harness.recommend import evidence
 from harness.recommend.examples import of_line
@@ -48,7 +49,7 @@ def public() -> list[Example]:
 
 
 def test_a_whole_size_of_the_published_study_is_predicted_from_the_others_if_it_is_the_users_own(published):
-    """benchmarks/predictions.py --own has the other sizes."""
+    """benchmarks.predictions --own has the other sizes."""
     gguf = [replace(e, traits=replace(e.traits, setup="")) for e in published if e.traits.engine == GGML]
     asked = [e for e in gguf if e.traits.model == "qwen1.5-7b"]
     predictor = Predictor([e for e in gguf if e.traits.model != "qwen1.5-7b"])
@@ -64,7 +65,7 @@ def test_a_whole_size_of_the_published_study_is_predicted_from_the_others_if_it_
 
 
 def test_the_shipped_terms_and_errors_are_those_of_the_data(published, public):
-    """benchmarks/predictions.py --store writes both. The errors here are those of CPUs, which take the least
+    """benchmarks.predictions --store writes both. The errors here are those of CPUs, which take the least
     time."""
     everything = [*published, *public]
     terms = predictions.fitted(everything)
@@ -185,7 +186,7 @@ def test_the_time_to_the_first_token_needs_a_compute_rate():
 
 def test_a_fitted_line_counts_where_it_meets_what_it_was_fitted_to():
     """A host that is slower than the device hides the growth at first: B of the fitted line is below it."""
-    torch = replace(CARD, engine=TORCH, group="hf bf16", read_bytes=2e9)
+    torch = replace(CARD, engine=TORCH, group="hf bf16", read_bytes=2e9, bytes_per_s=3e11)
     predictor = Predictor([], NOTHING)
     n = np.linspace(26, 10_000, 24)
     curve = {int(at): predictor.latency_ms([torch], int(at))[0].value for at in n}
@@ -243,6 +244,45 @@ def test_a_prompt_reads_the_experts_of_all_its_tokens():
     times = {n: found.value for n, found in first.items() if found}
     assert times[1] < times[2] < times[1000]
     assert times[1000] - times[1] == pytest.approx(4e10 * 15 / 16 / 1e12 / 0.75 * 1e3, rel=0.01)
+
+
+def test_an_experts_few_tokens_take_longer_each_and_attention_as_long_as_in_a_dense_model():
+    """llama.cpp computes 512 tokens at once, of which an expert gets its share; kernels compute 32 more."""
+
+    def prompt_ms(tokens: int, **changes: Any) -> float:
+        alone = replace(CARD, layers=0, read_bytes=1.0, kind=EXPERTS, **changes)
+        found = Predictor([], NOTHING).first_token_ms([alone], tokens)[0]
+        assert found is not None
+        return found.value
+
+    few, more, whole = (prompt_ms(512, reaches=(), expert_share=share) for share in (1 / 32, 1 / 8, 1.0))
+    assert few / more == pytest.approx((1 + 32 / 16) / (1 + 32 / 64), rel=0.01)
+    assert more / whole == pytest.approx((1 + 32 / 64) / (1 + 32 / 512), rel=0.01)
+    assert prompt_ms(4096, reaches=(), expert_share=1 / 8) == pytest.approx(8 * more, rel=0.01)
+    attention = [prompt_ms(65536, pass_flops=1.0, expert_share=share) for share in (1 / 32, 1.0)]
+    assert attention[0] == pytest.approx(attention[1])
+
+
+@pytest.mark.parametrize("maker", ["Intel", "board"])
+def test_where_few_rows_exist_a_step_takes_the_plain_formula_and_the_overhead(maker):
+    family = "cpu" if maker == "board" else "vulkan"
+    few = replace(CARD, maker=maker, family=family, bytes_per_s=2e10, reaches=())
+    step, longer = (Predictor([], known).latency_ms([few], 1)[0] for known in (NOTHING, None))
+    assert step.value == pytest.approx(formulas.plain_ms(few), rel=0.01)
+    assert longer.value == pytest.approx(step.value, rel=0.15)  # a few rows move it little
+
+
+def test_other_tools_formulas_give_what_their_sources_say():
+    """llmfit's comments: a 27B in Q4 on an RTX 4090 at about 40 tokens/s; whichllm's CPUs: 18 billion
+    parameters a second of an 8-bit type."""
+    large = replace(CARD, type="q4_k_m", pass_flops=54e9, bytes_per_s=1.008e12)
+    assert 1e3 / formulas.llmfit_ms(large) == pytest.approx(1008 / 13.5 * 0.55)
+    assert 1e3 / formulas.whichllm_ms(CARD) == pytest.approx(1e12 / 4e9 * 0.53)
+    assert 1e3 / formulas.whichllm_ms(replace(CPU, type="q8_0")) == pytest.approx(18 / 7.5)
+    mixture = replace(CARD, kind=EXPERTS, expert_bytes=6e10, expert_share=1 / 20)  # 3 of 4 GB are experts'
+    assert 1e3 / formulas.whichllm_ms(mixture) == pytest.approx(1e12 / 61e9 / 0.195 * 0.53, rel=0.01)
+    experts, others = 0.75 * 7.5, 0.25 * 7.5  # billions of parameters
+    assert formulas.llmfit_ms(mixture) == pytest.approx(experts * 0.58 + others * 3.2)
 
 
 def test_the_type_of_weights_changes_no_compute_rate_in_vulkan(public):

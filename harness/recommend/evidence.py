@@ -1,6 +1,6 @@
 """What others measured, by family of machines: how much, and how far off predictions were.
 
-A family is a maker's GPUs, or CPUs. benchmarks/predictions.py --store writes the table: each machine was
+A family is a maker's GPUs, or CPUs. benchmarks.predictions --store writes the table: each machine was
 predicted without its own rows and without all rows of the same source.
 """
 

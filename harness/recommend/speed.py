@@ -46,10 +46,11 @@ from harness.theory.floors import Reach
 Parameters = dict[str, Floats]
 
 SOFT = 5.0  # p; of 3 to 16 the one with the smallest error when a size is left out
+MICRO_BATCH = 512.0  # tokens of a prompt that llama.cpp computes at once (n_ubatch)
 NORMAL_90 = 1.645
 _FAR = 30.0  # logarithms that a step of a search may try
 _STEP = 1e-4  # of a derivative
-SHIPPED = "speed_terms.json"  # in harness/data, as benchmarks/predictions.py --store writes it
+SHIPPED = "speed_terms.json"  # in harness/data, as benchmarks.predictions --store writes it
 
 
 @dataclass(frozen=True)
@@ -111,6 +112,7 @@ class _Times:
         seen = _Attention(rows)
         kv_bytes, self._attended = seen.at(np.where(self._is_prompt, 1.0, n))
         self._kv_ms = kv_bytes * self._per_byte_ms
+        self._per_expert = np.minimum(n, MICRO_BATCH) * _column(t.expert_share for t in rows)
         self._linear = n * _column(t.pass_flops for t in rows)
         self._pairs = seen.pairs(n)
         # Of a prompt: the experts that further tokens choose, if each chooses uniformly.
@@ -130,15 +132,19 @@ class _Times:
         }
 
     def ms(self, p: Parameters) -> Floats:
-        """A prompt takes the time of a step that reads the experts of all tokens, or of its products,
-        whichever is longer."""
-        device = p["step"] + p["layer"] * self._layers + self._read_ms / p["eff"]
+        """A prompt takes the time of a step that reads the experts of all tokens, or of the overhead and its
+        products, whichever is longer. An expert computes its tokens in blocks that they do not fill: so many
+        take the time of `tile` more."""
+        overhead = p["step"] + p["layer"] * self._layers
         cache_ms = self._kv_ms * p["kv"] + p["token"] * self._attended * 1e-9
-        step = _slower(p["host"] * self._layers, device + cache_ms) * p["all"]
+        device = overhead + self._read_ms / p["eff"] + cache_ms
+        step = _slower(p["host"] * self._layers, device) * p["all"]
         if not self._is_prompt.any():
             return step
-        products = (self._linear + self._pairs * p["pairs"]) * self._per_flop_ms / p["mfu"]
-        return np.where(self._is_prompt, _slower(step + self._others_ms / p["eff"], products), step)
+        linear = self._linear * (1 + p["tile"] / self._per_expert)
+        products = (linear + self._pairs * p["pairs"]) * self._per_flop_ms / p["mfu"]
+        prompt = _slower(step + self._others_ms / p["eff"], overhead + products)
+        return np.where(self._is_prompt, prompt, step)
 
     def slopes(self, mean: Floats) -> Floats:
         """Derivatives of the logarithm of each time by each term."""

@@ -16,7 +16,7 @@ from small_checkpoints import configure, made, read, store
 
 from harness.campaign.worker import JobFailed
 from harness.models import gguf as models_gguf
-from harness.models import layout
+from harness.models import layout, locate
 from harness.theory import tensors
 from harness.theory.decoder import Decoder, dense_fields, dense_like, parameters
 from harness.theory.hf_config import SHAPES
@@ -98,7 +98,7 @@ def test_a_synthetic_model_keeps_its_values_in_every_type(convert, tmp_path, dty
 def test_the_header_says_what_the_config_said_and_that_the_weights_are_random(convert, source):
     _, path = convert(source)
     header = models_gguf.read(path)
-    assert header.synthetic
+    assert locate.read(path).synthetic
     told = {key.removeprefix("llama."): value for key, value in header.metadata.items()}
     assert told["general.name"] == "m (synthetic, random weights)"
     assert told["context_length"] == LLAMA.context

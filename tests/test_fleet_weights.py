@@ -82,7 +82,7 @@ def test_a_node_killed_while_it_copies_has_nothing_half_written_and_copies_again
     nodes, background, llamacpp_cells, hub_cache, tmp_path
 ):
     fleet = nodes()
-    large = hub_cache(intermediate=400_000)  # 300 MB: its copy takes long enough to be interrupted
+    large = hub_cache(intermediate_size=400_000)  # 300 MB: its copy takes long enough to be interrupted
     fleet("add", 1, "a", f"HF_HOME={large}", "HF_HUB_OFFLINE=1")
     fleet("add", 2, "a", f"HF_HOME={tmp_path}", "HF_HUB_OFFLINE=1")
     path = llamacpp_cells(2, None, weights={"repo": "org/name", "file": "tiny.gguf"})

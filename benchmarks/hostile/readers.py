@@ -89,7 +89,7 @@ def planned(path: str) -> Reader:
             with contextlib.suppress(locate.WeightsError):
                 if ready.format == "hf":
                     check.check_loadable(ready, None, header, options)
-                    check.check_convertible(ready, header.converts)
+                    check.check_convertible(ready)
                 taken = True
         return taken
 

@@ -86,7 +86,7 @@ def faults(shape: Decoder) -> Iterator[Fault]:
     biases = [f"self_attn.{p}_proj.bias" for p in "qkv"]
     into_residual = ["self_attn.o_proj.weight", "mlp.down_proj.weight"]
     yield Fault("rope base 1e4 for 1e6", config={"rope_theta": 1e4})
-    yield Fault("no rope", config={"rope_scaling": {"type": "linear", "rope_type": "linear", "factor": 1e9}})
+    yield Fault("no rope", config={"rope_scaling": {"type": "linear", "rope_type": "linear", "factor": 9e5}})
     for where, layer in (("first", 0), ("middle", shape.count // 2), ("last", last)):
         yield Fault(f"q/k permuted, {where} layer", of([layer], qk, by_heads))
     yield Fault("q/k permuted, all layers", of(everywhere, qk, by_heads))

@@ -105,7 +105,7 @@ def test_the_header_says_what_the_config_said_and_that_the_weights_are_random(co
     assert (told["attention.head_count"], told["attention.head_count_kv"]) == (8, 2)
     assert told["attention.key_length"] == told["rope.dimension_count"] == 32
     configure(source, harness_synthetic=False)
-    assert not models_gguf.read(convert(source)[1]).synthetic
+    assert not locate.read(convert(source)[1]).synthetic
 
 
 def test_shards_convert_to_the_bytes_of_the_whole(convert, tmp_path, source):

@@ -748,7 +748,7 @@ def test_where_hardly_anything_was_measured_it_is_too_few_to_say(harness):
     [
         ("vllm", "a100-80gb-sxm", {"hf-bf16": 16, "gptq-bf16": 4, "awq-bf16": 4}),
         ("mlx", "apple-m4-pro", {"bf16": 16, "int8": 8, "int4": 4}),
-        ("torchao", "a100-80gb-sxm", {"int8": 8, "int4": 4}),
+        ("torchao", "a100-80gb-sxm", {"int8-dynamic": 8, "int4-dynamic": 4}),
     ],
 )
 def test_a_stack_that_nobody_measured_is_answered_with_a_wide_interval_and_says_so(

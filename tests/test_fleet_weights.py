@@ -11,11 +11,14 @@ from conftest import until
 from raylets import MARKS, MEASURED, caches, check, ended
 
 from harness.campaign.fleet.on_node import sha256
+from harness.config.variants import InlineShape
 from harness.theory.decoder import dense_fields
 from harness.theory.hf_config import SHAPES
 
 pytestmark = MARKS
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
+TINY = dense_fields(SHAPES["tiny-qwen2"]) or {}
+LARGE = {"intermediate_size": 100_000}  # 300 MB: the copy takes long enough to be interrupted
 
 
 @pytest.fixture
@@ -41,7 +44,7 @@ def hub_cache(job, tmp_path) -> Callable[..., Path]:
         (folder / "snapshots" / COMMIT).mkdir(parents=True)
         (folder / "refs").mkdir()
         (folder / "refs" / "main").write_text(COMMIT)
-        model = {"name": "m", "path": None, "shape": dense_fields(SHAPES["tiny-qwen2"]) | changed}
+        model = {"name": "m", "path": None, "shape": TINY | changed}
         job(job="synthesize", model=model, options={"seed": 0, "threads": 2}, files={"target": str(source)})
         made = folder / "snapshots" / COMMIT / "tiny.gguf"
         files = {"source": str(source), "target": str(made)}
@@ -78,17 +81,15 @@ def test_what_one_node_synthesized_another_copies(nodes, background, llamacpp_ce
     assert [each["outcome"] for each in records(tmp_path / "results")] == ["ok"] * 4
 
 
-@pytest.mark.skip(
-    reason="its large model has another shape than its config, which the controller refuses now"
-)
 def test_a_node_killed_while_it_copies_has_nothing_half_written_and_copies_again(
     nodes, background, llamacpp_cells, hub_cache, tmp_path
 ):
     fleet = nodes()
-    large = hub_cache(intermediate_size=400_000)  # 300 MB: its copy takes long enough to be interrupted
+    large = hub_cache(**LARGE)
     fleet("add", 1, "a", f"HF_HOME={large}", "HF_HUB_OFFLINE=1")
     fleet("add", 2, "a", f"HF_HOME={tmp_path}", "HF_HUB_OFFLINE=1")
-    path = llamacpp_cells(2, None, weights={"repo": "org/name", "file": "tiny.gguf"})
+    shape = {key: value for key, value in (TINY | LARGE).items() if key in InlineShape.model_fields}
+    path = llamacpp_cells(2, None, shape=shape, weights={"repo": "org/name", "file": "tiny.gguf"})
     on, cache = fleet_file(tmp_path, fleet.address), caches()[1]
     running = background("run", path, "--wait", "--on", on)
     until(lambda: list(cache.glob("weights/*/hub.partial-*/*/tiny.gguf")), 300)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from harness.recommend.traits import Traits
+from harness.recommend.traits import BOARD, Traits
 
 _BYTES = {"q8_0": 1.0, "q6_k": 0.75, "q5_k_m": 0.625, "q3_k_m": 0.375, "q2_k": 0.25}
 _FFN_BYTES = {"q8_0": 1.05, "q6_k": 0.8, "q5_k_m": 0.68, "q3_k_m": 0.48, "q2_k": 0.37}
@@ -44,7 +44,7 @@ def llmfit_ms(traits: Traits) -> float:
     params, kind = _parameters(traits), _type(traits)
     whole = kind in ("f16", "bf16")
     if traits.family == "cpu":
-        k = 90.0 if traits.maker == "board" else 70.0
+        k = 90.0 if traits.maker == BOARD else 70.0
         tok_s = k / (params / 1e9) * (0.6 if whole else _SPEED.get(kind, 1.0)) * 0.3
         return 1e3 / tok_s
     if traits.expert_bytes:

@@ -43,7 +43,10 @@ TESTS = {
     "harness/models/gguf.py": "checkpoint models not_a_model security_models",
 }
 """The tests of each core module, without `tests/test_` and `.py`."""
-COPIED = ("harness", "runners", "tests", "configs", "results", "docs", "requirements", "ci", "pyproject.toml")
+COPIED = (
+    *("harness", "runners", "tests", "benchmarks", "configs", "results", "docs", "ci", "requirements"),
+    "pyproject.toml",
+)
 COMPARED = {ast.Lt: "<=", ast.LtE: "<", ast.Gt: ">=", ast.GtE: ">", ast.Eq: "!=", ast.NotEq: "=="}
 OPERATORS = {ast.Add: "-", ast.Sub: "+", ast.Mult: "/", ast.Div: "*", ast.FloorDiv: "*", ast.Mod: "+"}
 LONG = 10  # times the time without a mutant

@@ -37,9 +37,9 @@ from benchmarks.formulas import FORMULAS
 from harness import records
 from harness.base import data
 from harness.recommend import candidates
-from harness.recommend.evidence import DECODE, ERRORS, FEW_SOURCES, PROMPTS
+from harness.recommend.evidence import DECODE, ERRORS, FEW_SOURCES, NORMAL_90, PROMPTS
 from harness.recommend.examples import first_token, of_line, traits_of_record
-from harness.recommend.speed import NORMAL_90, SHIPPED, Floats, Predictor, Terms, by_fit, fitted_terms
+from harness.recommend.speed import SHIPPED, Floats, Predictor, Terms, by_fit, fitted_terms
 from harness.recommend.terms import OLDER, OLDER_YEAR, STUDY_LOOP, family_name, fit_of
 from harness.recommend.traits import GGML, Example, Range, Traits
 from harness.report.text_table import Table
@@ -200,13 +200,6 @@ class LeftOut:
         return self.example.traits.device, self.example.traits.setup
 
 
-class NoSpreads(dict[tuple[str, str], float]):
-    """No spread beyond the terms', of any family."""
-
-    def get(self, key: tuple[str, str], default: float = 0.0) -> float:  # type: ignore[override]
-        return 0.0
-
-
 def left_out(measured: Sequence[Example], near: Mapping[str, Terms]) -> Iterator[LeftOut]:
     """Each row of today's software, but for the study's and a prior's, predicted without its machine and its
     source."""
@@ -223,7 +216,8 @@ def left_out(measured: Sequence[Example], near: Mapping[str, Terms]) -> Iterator
             and example.traits.device != device
             and example.traits.setup != source
         ]
-        predictor = Predictor((), of_kinds(fitted(others, near)), NoSpreads())
+        none = {(family_name(row.traits), phase): 0.0 for row in rows for phase in (DECODE, PROMPTS)}
+        predictor = Predictor((), of_kinds(fitted(others, near)), none)
         yield from predicted(predictor, rows)
 
 

@@ -64,7 +64,7 @@ class NonsenseError(ValueError):
 class Request:
     """One job for one worker, fully resolved.
 
-    `device` is an NVML UUID or "cpu". `model` has `name`, `path` and `shape` (null if a job needs none).
+    `device` is an NVML UUID or "cpu". `model` has `name`, `path` and, for jobs that make tensors, `layout`.
     Large arrays go to the files named in `files`.
     """
 

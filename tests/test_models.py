@@ -70,6 +70,39 @@ def test_a_file_cut_anywhere_is_refused(small, tmp_path, data):
         models_gguf.read(cut)
 
 
+def test_hostile_headers_are_refused_in_bounded_memory(tmp_path):
+    huge = 2**63
+    magic = b"GGUF" + struct.pack("<I", 3)
+    key = struct.pack("<Q", 1) + b"k"
+    hostile = {
+        "many tensors": magic + struct.pack("<QQ", huge, 0),
+        "many keys": magic + struct.pack("<QQ", 0, huge),
+        "long key": magic + struct.pack("<QQ", 0, 1) + struct.pack("<Q", huge),
+        "long string": magic + struct.pack("<QQ", 0, 1) + key + struct.pack("<IQ", 8, huge),
+        "long array": magic + struct.pack("<QQ", 0, 1) + key + struct.pack("<IIQ", 9, 4, huge),
+        "array of strings": magic + struct.pack("<QQ", 0, 1) + key + struct.pack("<IIQ", 9, 8, huge),
+        "nested arrays": magic + struct.pack("<QQ", 0, 1) + key + struct.pack("<IIQ", 9, 9, 1),
+        "unknown type": magic + struct.pack("<QQ", 0, 1) + key + struct.pack("<I", 77),
+        "dimensions": magic + struct.pack("<QQ", 1, 0) + key + struct.pack("<I", 2**31),
+        "huge tensor": magic + struct.pack("<QQ", 1, 0) + key + struct.pack("<IQQIQ", 2, huge, huge, 0, 0),
+        "huge offset": magic + struct.pack("<QQ", 1, 0) + key + struct.pack("<IQIQ", 1, 1, 0, huge),
+        "version": b"GGUF" + struct.pack("<IQQ", 99, 0, 0),
+        "big endian": b"GGUF" + struct.pack(">IQQ", 3, 0, 0),
+        "not one": b"PK\x03\x04" * 10,
+        "empty": b"",
+    }
+    tracemalloc.start()
+    try:
+        for name, content in hostile.items():
+            path = tmp_path / "hostile.gguf"
+            path.write_bytes(content + b"\0" * 64 if name != "empty" else b"")
+            with pytest.raises(GgufError):
+                models_gguf.read(path)
+        assert tracemalloc.get_traced_memory()[1] < 10e6
+    finally:
+        tracemalloc.stop()
+
+
 def text(content: bytes) -> bytes:
     return struct.pack("<Q", len(content)) + content
 

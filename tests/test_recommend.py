@@ -6,6 +6,7 @@ import copy
 import functools
 import json
 import re
+from argparse import Namespace
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,8 +14,10 @@ from typing import Any
 import pytest
 import tiny_models
 from conftest import refused
+from golden_record import record
 
 from harness.base import data
+from harness.cli import recommend as cli_recommend
 from harness.cli import recommend_inputs
 from harness.cli.recommend_inputs import Given
 from harness.config import Model, load
@@ -35,7 +38,7 @@ from harness.recommend.candidates import (
 from harness.recommend.commands import Source
 from harness.recommend.quality_loss import Perplexity
 from harness.recommend.speed import Predictor
-from harness.recommend.traits import Range, Traits
+from harness.recommend.traits import Example, Range, Traits
 from harness.theory.floors import demand_of_tensors
 from harness.theory.known_models import Described, Known
 from harness.theory.machines import MACHINES
@@ -907,6 +910,29 @@ def test_two_gpus_are_said_not_to_be_measured(harness):
     ran = harness("recommend", "qwen2.5-32b", "--machine", "2x 3090", "--stacks", "llamacpp")
     assert "qwen2.5-32b on 2x GeForce RTX 3090 with 51.5 GB (48 GB as sold)" in ran.out
     assert "2x 3090: the memory of 2 GPUs, whose layers take turns, at the bandwidth of one" in ran.err
+
+
+def test_own_records_of_a_cpu_have_the_maker_and_the_rate_that_is_predicted_there():
+    of_cpu = examples.traits_of_record(record(), "q4_k_m", 20e9)
+    assert of_cpu
+    assert (of_cpu.maker, of_cpu.flops) == ("CPU", 400e9)
+    of_board = examples.traits_of_record(record(machine__cpu="Raspberry Pi 5 Model B Rev 1.0"), "q4_k_m")
+    assert of_board
+    predicted = named(offered("qwen1.5-0.5b", "rpi-5"))["llamacpp q4_k_m"].traits
+    assert (of_board.maker, of_board.flops) == (predicted.maker, predicted.flops)
+    assert of_board.maker == "board"
+
+
+def test_a_package_that_is_unmaintained_is_offered_where_it_was_measured(monkeypatch, tmp_path):
+    monkeypatch.setenv("HARNESS_CACHE", str(tmp_path / "nothing-installed"))
+    candidate = next(each for each in offered("qwen1.5-7b", "rtx-3090") if each.cell.header.successor)
+    own = Example(candidate.traits, {2: 10.0}, {})
+    theirs = Example(replace(candidate.traits, setup="somebody's"), {2: 10.0}, {})
+    offers = [
+        cli_recommend._is_current(candidate, Namespace(stacks=[]), Namespace(examples=measured))
+        for measured in ([own], [theirs], [])
+    ]
+    assert offers == [True, False, False]
 
 
 def test_packages_that_are_unmaintained_are_offered_only_if_asked_for_or_installed(

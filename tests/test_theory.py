@@ -178,7 +178,8 @@ def test_prefill_is_bound_by_compute_between_the_knees_and_by_reading_outside():
     assert second is not None
 
     def computing_s(n: int) -> float:
-        flops = 2 * (asked.layer_params * n + asked.lm_head_params) + asked.attention_flops * n * (n + 1) / 2
+        attention = math.fsum(reach.flops for reach in asked.reaches)
+        flops = 2 * (asked.layer_params * n + asked.lm_head_params) + attention * n * (n + 1) / 2
         return flops / CARD.flops
 
     for n, bound in ((first - 2, False), (first + 2, True), (second - 2, True), (second + 2, False)):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -85,7 +86,8 @@ def decode_s(
     while kv_read == "padded256" and moved % 256:
         moved += 1
     read = asked.layer_bytes + asked.lm_head_bytes + asked.kv_bytes_per_token * moved
-    flops = 2 * asked.layer_params + 2 * asked.lm_head_params + asked.attention_flops * tokens
+    attention = math.fsum(reach.flops for reach in asked.reaches)
+    flops = 2 * asked.layer_params + 2 * asked.lm_head_params + attention * tokens
     return read / ceiling.bytes_per_s, flops / ceiling.flops
 
 

@@ -194,7 +194,7 @@ def test_compare_history_and_export_follow_the_figures_of_users(of_fake, harness
     }
     assert "tok/s of each user" in harness("compare", "r", "b").out
     harness("report", "--history", "r", "-o", "h.html")
-    assert "users_tokens_per_s" in (tmp_path / "h.html").read_text()
+    assert "tok/s of all users" in (tmp_path / "h.html").read_text()
     lines = csv.DictReader(harness("report", "r", "--export", "csv").out.splitlines())
     of = {int(line["users"]): float(line["users_tokens_per_s"]) for line in lines}
     assert of == pytest.approx({1: 250, 4: 571.4}, rel=1e-3)

@@ -395,7 +395,7 @@ class SpeculationRow(TypedDict):
 
 
 class TimeSplit(TypedDict):
-    """B of a cell as a fixed cost and the time to read the bytes; see stopping.py."""
+    """B of a cell as a fixed cost and the time to read the bytes; see time_split.py."""
 
     fixed_ms: float | None
     bytes_ms: float | None

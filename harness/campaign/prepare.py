@@ -273,7 +273,7 @@ class Producer:
     ) -> Request:
         """A job for the cell's stack and model. `path`: the weights that it loads or reads; `layout`: for
         jobs that make its files."""
-        model: dict[str, Any] = {"name": cell.model.name, "path": str(path) if path else None, "shape": None}
+        model: dict[str, Any] = {"name": cell.model.name, "path": str(path) if path else None}
         model |= {"layout": layout.plain()} if layout else {}
         return Request(job, cell.header.worker.stack, self.device_id, model, **fields)
 

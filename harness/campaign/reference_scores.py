@@ -138,7 +138,7 @@ class _Writer:
 
 # References as files: written on a machine that holds the 16-bit weights, read on one that does not.
 #
-# A zip archive without compression: description.json, and the arrays that kept.py keeps. The description has
+# A zip archive without compression: description.json, and the arrays of a kept reference. The description has
 # their hashes, so its own hash identifies the whole.
 
 

@@ -109,7 +109,7 @@ class Inputs:
     ) -> Request:
         """A job for the cell's stack, with its weights and options."""
         path = str(self.weights.path) if self.weights else None
-        model = {"name": cell.model.name, "path": path, "shape": None}
+        model = {"name": cell.model.name, "path": path}
         stack, options, files = cell.variant.stack, self.options, files or {}
         if self.engine_files:
             files = {**files, "made": str(self.engine_files.path)}
@@ -652,7 +652,7 @@ def through_stack(
     if device_id == "cpu":
         machine.check_quota(threads, "the CPU")
     options = {"measure": list(measures), "threads": threads}
-    request = Request("probe", stack, device_id, {"name": "none", "path": None, "shape": None}, options)
+    request = Request("probe", stack, device_id, {"name": "none", "path": None}, options)
     with tempfile.TemporaryDirectory(prefix="harness-probe-") as folder:
         try:
             job = worker.run_job(request, interpreter, Path(folder), STACK_TIMEOUT_S, threads)

@@ -17,6 +17,7 @@ from harness.campaign.rounds import RunOptions
 from harness.cli import Mistake, compare, dry_run, model_arguments, say
 from harness.cli.options import chosen
 from harness.cli.progress import Progress
+from harness.cli.shared_options import RESULTS
 from harness.compare import Change
 from harness.compare.ab import Rounds
 from harness.compare.judge import SAME, UNCLEAR
@@ -46,7 +47,7 @@ def run(arguments: argparse.Namespace) -> int:
     model_arguments.say_what_is_random(arguments, wanted.sides)
     if not (arguments.b or arguments.set_a or arguments.set_b or arguments.package_a or arguments.package_b):
         say("both sides are the same, so this finds noise alone: name B, or what changes (--set-b)")
-    root = (arguments.out or Path("results")).absolute()
+    root = (arguments.out or RESULTS).absolute()
     if arguments.dry_run:
         return _forecast(wanted, limits, root, arguments.wide)
     rounds = Rounds(arguments.threshold, list(wanted.pairs), arguments.busy)
@@ -74,7 +75,7 @@ def measure(
     fresh: bool = True,
 ) -> str:
     """Measure rounds of both sides; returns why they ended. `configs`: the paths of their configs."""
-    root, progress = (arguments.out or Path("results")).absolute(), Progress()
+    root, progress = (arguments.out or RESULTS).absolute(), Progress()
     a, b = (
         RunOptions(root, path, arguments.command_line, fresh=fresh, wait=arguments.wait) for path in configs
     )

@@ -228,8 +228,9 @@ def _models(rows: Sequence[Row]) -> list[str]:
 def _problems(rows: Sequence[Row]) -> list[str]:
     """Each reason once, with the cells that it is for, where it is not for all."""
     names: dict[str, list[str]] = {}
+    several = len(_models(rows)) > 1
     for row, name in zip(rows, _names(rows), strict=True):
-        model = f"{row.cell.model.name} " if len(_models(rows)) > 1 else ""
+        model = f"{row.cell.model.name} " * several
         for reason in row.problems:
             names.setdefault(reason, []).append(f"{model}{name}")
     return [

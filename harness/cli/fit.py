@@ -1,4 +1,4 @@
-"""`harness fit`: the analysis of a log of any tool, as a table, JSON, a page or a picture."""
+"""`harness fit`: the analysis of a log of any tool, as a table, JSON or a page."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ GATES = (
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print one row per series, as a table or JSON; write the page and the picture, if requested.
+    """Print one row per series, as a table or JSON; write the page, if requested.
 
     Raises Mistake, and LogError for an unusable log.
     """

@@ -23,6 +23,7 @@ from harness.base.nvml import Gpu, visible_gpus
 from harness.base.text import list_named, plural, server_address, shortened, sized
 from harness.cli import Mistake, prompt_speed, say, wheels
 from harness.cli.options import unknown
+from harness.cli.shared_options import RESULTS
 from harness.config import Experiment
 from harness.config.experiment import REPO, Plain, Weights
 from harness.config.load import load, load_document
@@ -469,7 +470,7 @@ def experiment(
     )
     made.data.update(_workloads(arguments))
     name = safe_name("-".join(row["name"] for row in made.data["models"]))
-    root = arguments.out or Path("results")
+    root = arguments.out or RESULTS
     path = root / "configs" / f"{name}.yaml"
     found = load_document(made, path, settings)
     if arguments.synthetic:

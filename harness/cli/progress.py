@@ -15,6 +15,7 @@ from harness.analysis.verdicts import USABLE, Verdict, attempts_left, status
 from harness.base.text import plural, printable, unfiltered
 from harness.campaign import rounds, run
 from harness.cli.options import chosen
+from harness.cli.shared_options import RESULTS
 from harness.config import Experiment, Workload, plan
 from harness.config.plan import Cell
 from harness.dataset import table as dataset_table
@@ -181,7 +182,7 @@ def run_options(arguments: argparse.Namespace) -> rounds.RunOptions:
     """Of a command with a config; options that the command does not have are off."""
     given = vars(arguments)
     return rounds.RunOptions(
-        (arguments.out or Path("results")).absolute(),
+        (arguments.out or RESULTS).absolute(),
         arguments.config,
         arguments.command_line,
         given.get("fresh", False),

@@ -95,7 +95,7 @@ def _is_current(candidate: Any, arguments: argparse.Namespace, known: Any) -> bo
 
 
 def _ranked(arguments: argparse.Namespace, found: Sequence[Any]) -> Any:
-    """The ranking of those that reach the speed questions for."""
+    """The ranking of those that reach the speed asked for."""
     from harness.recommend import answer, questions
 
     fast = questions.reaching(found, arguments.tok_s) if arguments.tok_s else found
@@ -156,12 +156,13 @@ def _reaching(arguments: argparse.Namespace, pairs: Sequence[Any]) -> tuple[list
     """The best variant of each pair that reaches the speed; the nearest choice where nothing does."""
     from harness.cli import recommend_inputs
     from harness.recommend import answer, questions
+    from harness.recommend.speed import Predictor
 
     context = arguments.context
     arguments.tok_s = arguments.tok_s or USUAL_TOK_S
     devices = {each.name: each for pair in pairs for each in pair.place.devices}
     known = recommend_inputs.known_models(arguments, [*devices.values()])
-    predictor = answer.predictor(known.examples)
+    predictor = Predictor(known.examples)
 
     def predict(questions: Sequence[Any]) -> Sequence[Any]:
         return answer.choices(questions, known.examples, context, lambda _: None, predictor)

@@ -22,6 +22,7 @@ from harness.cli import NOT_OK, OK, Mistake, dry_run, fleet, model_arguments, sa
 from harness.cli import progress as cli_progress
 from harness.cli.options import chosen
 from harness.cli.progress import Progress
+from harness.cli.shared_options import RESULTS
 from harness.config import ConfigError, Experiment, MaxCtx, Quality, Workload, plan
 from harness.dataset.study import load_study, with_series
 from harness.dataset.table import counted
@@ -100,7 +101,7 @@ def _quality(experiment: Experiment, arguments: argparse.Namespace) -> int:
         progress.clear()
         print(f"reference: {path.absolute()}")
         return OK
-    results = arguments.out or Path("results")
+    results = arguments.out or RESULTS
     if not arguments.json and (estimate := dry_run.scoring_estimate(alone, cells, results)):
         say(estimate)
     stored, root = cli_progress.run_one_kind(experiment, given, arguments)

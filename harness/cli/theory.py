@@ -17,6 +17,7 @@ from harness.base.text import csv_cell, plural, printable
 from harness.cli import OK, Mistake, parser, say, theory_options
 from harness.cli.options import known as known_machines
 from harness.cli.options import reserved, unknown
+from harness.cli.shared_options import RESULTS
 from harness.cli.theory_options import Found
 from harness.stacks.header import references
 from harness.theory import floors, names, tensors
@@ -51,7 +52,6 @@ Unread = dict[str, Any]
 """A record that is not checked against its types: reading 60 of them in full would take seconds."""
 Speed = tuple[float, float, str]
 """Tokens per second, the context they were measured at, and the source."""
-RESULTS = Path("results")  # relative to the working directory
 NEWEST = 60  # records of a model that are read
 _BITS = {"16 bits": 16, "8 bits": 8, "4 bits": 4}  # stand for any type with this many bits
 

@@ -462,7 +462,7 @@ class _Sweep(NamedTuple):
 
 
 def attributions(study: Study, warnings: list[str]) -> list[memory.Attribution]:
-    """One row per cell: where its memory goes; see analysis.records.attribution. None for timed rows, whose
+    """One row per cell: where its memory goes; see memory.attribution_row. None for timed rows, whose
     worker keeps copies of the context. Unreadable files are added to `warnings`."""
     found = []
     for cell in study.cells:

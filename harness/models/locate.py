@@ -97,7 +97,7 @@ class Ready:
         """A GGUF's type, or how a checkpoint is quantized, in words; None for neither."""
         return self.header.quant if self.header else self.stored.words if self.stored else None
 
-    @property
+    @cached_property
     def quant(self) -> str | None:
         """A GGUF's type; a checkpoint's packing (gptq-int4), quantization in words, or the type that most of
         the matrices' bytes have (f32, f16, bf16)."""
@@ -136,7 +136,7 @@ class Ready:
         embeddings = (t for t in self.tensors if t.part == "embedding" and len(t.dims) == 2)
         return next((tensor.dims[0] for tensor in embeddings), None)
 
-    @property
+    @cached_property
     def loaded(self) -> tuple[Tensor, ...]:
         """The tensors that transformers loads: one matrix of a tied pair, and no buffers."""
         return tuple(
@@ -261,7 +261,7 @@ def _file(path: Path, needs_shape: bool) -> Ready:
     if cause := not_a_model.cause(start, path.stat().st_size):
         raise WeightsError(f"{path}: {cause}")
     suffix = path.suffix.lower()
-    if suffix == ".gguf" or start[:4] == b"GGUF":
+    if suffix == ".gguf" or start[:4] == not_a_model.GGUF:
         return _gguf(path)
     if suffix == ".json":
         weights = _config(path, needs_shape)

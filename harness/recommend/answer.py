@@ -19,10 +19,10 @@ from harness.base.data import RECOMMENDED
 from harness.recommend import evidence
 from harness.recommend.candidates import Candidate
 from harness.recommend.commands import measured_name
-from harness.recommend.evidence import DECODE, PROMPTS, how_far_off
+from harness.recommend.evidence import DECODE, NORMAL_90, how_far_off
 from harness.recommend.least_squares import Floats
 from harness.recommend.quality_loss import Quality
-from harness.recommend.speed import NORMAL_90, Predictor
+from harness.recommend.speed import Predictor
 from harness.recommend.terms import family_name
 from harness.recommend.traits import Example, Range, Traits
 
@@ -79,22 +79,6 @@ class Ranked:
     why: str
 
 
-# CPUs that nobody measured, on which llama.cpp's kernels may compute more slowly than memory is read: an
-# interval of 90% ends at four or ten times the time, for prompts at thrice that. SSE has half the width of
-# AVX2, and no fused multiplication and addition; on RISC-V there may be no vectors at all. Other Arm CPUs run
-# the kernels of the boards that were measured, and have the spread of any family that was not.
-_UNMEASURED_CPUS = {
-    (kind, phase): math.log(times) / NORMAL_90
-    for kind, of_decode in (("x86 without AVX2", 4), ("RISC-V", 10))
-    for phase, times in ((DECODE, of_decode), (PROMPTS, 3 * of_decode))
-}
-
-
-def predictor(examples: Sequence[Example]) -> Predictor:
-    """From what others measured, and the user."""
-    return Predictor(examples, spreads={**evidence.spreads(), **_UNMEASURED_CPUS})
-
-
 def choices(
     found: Sequence[Candidate],
     examples: Sequence[Example],
@@ -103,7 +87,7 @@ def choices(
     fitted: Predictor | None = None,
 ) -> list[Choice]:
     """Predict all candidates at once. `fitted`: to these examples, where it is asked again."""
-    fitted, traits = fitted or predictor(examples), [each.traits for each in found]
+    fitted, traits = fitted or Predictor(examples), [each.traits for each in found]
     start, deep = (fitted.steps([each.parts for each in found], n) for n in (1, context))
     figures = zip(
         found,

@@ -19,7 +19,17 @@ from harness.config.experiment import Scalar
 from harness.config.plan import Cell, known_failures
 from harness.config.variants import expanded, varied
 from harness.config.yaml_text import Mistakes
-from harness.recommend.traits import DENSE, EXPERTS, FUSED, GGML, STATES, TORCH, Traits
+from harness.recommend.traits import (
+    BEFORE_TENSOR_CORES,
+    BOARD,
+    DENSE,
+    EXPERTS,
+    FUSED,
+    GGML,
+    STATES,
+    TORCH,
+    Traits,
+)
 from harness.stacks.header import Header, Options, stacks
 from harness.theory import decoder, floors
 from harness.theory import memory as theory_memory
@@ -50,7 +60,6 @@ _BYTES_16 = 2
 # Of a CPU, in the time of a byte: of 8 cores at 4 GHz with AVX2, 32 operations a cycle, beside two channels
 # of DDR4-3200.
 _CPU_OPERATIONS = 20.0
-BOARD = "board"
 
 
 class OfModel(TypedDict):
@@ -109,7 +118,7 @@ def generation(machine: Machine) -> str:
         return other[0]
     major, minor = machine.compute_capability or (0, 0)
     if "GTX 10" in machine.name or 0 < major < 7:
-        return "before 7.0"
+        return BEFORE_TENSOR_CORES
     return "HBM" if major in (7, 8, 9, 10) and not minor else f"{major}.{minor}" if major else ""
 
 
@@ -117,7 +126,11 @@ def prompt_flops(machine: Machine, family: str, packed: bool) -> float | None:
     """The rate that prompts reach a share of. `family`: what runs the model; Vulkan unpacks all weights to 16
     bits. A CPU's is not in its data sheet, and is taken for so many operations in the time of a byte."""
     known = machine.kernel_flops(packed and family != "vulkan")
-    return machine.bandwidth_bytes_per_s * _CPU_OPERATIONS if known is None and family == "cpu" else known
+    return cpu_flops(machine.bandwidth_bytes_per_s) if known is None and family == "cpu" else known
+
+
+def cpu_flops(bytes_per_s: float) -> float:
+    return bytes_per_s * _CPU_OPERATIONS
 
 
 def read_bytes(header: Header, made: Decoder, quant: str | None, bits: float | None) -> float | None:

@@ -6,19 +6,31 @@ predicted without its own rows and without all rows of the same source.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 
 from harness.base import data
 from harness.base.text import plural
+from harness.recommend.traits import BOARD
 
 ERRORS = "prediction_errors.csv"  # in harness/data
 DECODE, PROMPTS = "decode", "prompts"
+NORMAL_90 = 1.645  # half of an interval of 90%, in standard deviations
 UNKNOWN = "unknown"  # the family of a GPU whose maker is not known
 FEW_ROWS, FEW_MACHINES, FEW_SOURCES = 5, 3, 3  # of fewer, shares and medians say nothing
 # The spread of a family that nobody measured, as a logarithm, beyond that of its unknown kernels.
 UNKNOWN_SPREAD = {DECODE: 0.3, PROMPTS: 0.6}
+# CPUs that nobody measured, on which llama.cpp's kernels may compute more slowly than memory is read: an
+# interval of 90% ends at four or ten times the time, for prompts at thrice that. SSE has half the width of
+# AVX2, and no fused multiplication and addition; on RISC-V there may be no vectors at all. Other Arm CPUs run
+# the kernels of the boards that were measured, and have the spread of any family that was not.
+_UNMEASURED_CPUS = {
+    (kind, phase): math.log(times) / NORMAL_90
+    for kind, of_decode in (("x86 without AVX2", 4), ("RISC-V", 10))
+    for phase, times in ((DECODE, of_decode), (PROMPTS, 3 * of_decode))
+}
 
 
 @dataclass(frozen=True)
@@ -47,7 +59,7 @@ class Evidence:
 
     @property
     def of_whom(self) -> str:
-        if self.family in ("CPU", "board"):
+        if self.family in ("CPU", BOARD):
             return plural(self.machines, self.family)
         return f"{plural(self.machines, 'machine')} of {self.family}"
 
@@ -77,7 +89,8 @@ def table() -> Mapping[tuple[str, str], Evidence]:
 
 
 def spreads() -> Mapping[tuple[str, str], float]:
-    return {key: row.spread for key, row in table().items()}
+    """By family and phase."""
+    return {**{key: row.spread for key, row in table().items()}, **_UNMEASURED_CPUS}
 
 
 def how_far_off(family: str) -> str:

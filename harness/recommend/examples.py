@@ -18,7 +18,6 @@ from harness.records.kinds import Record, loaded_of
 from harness.stacks.header import Header, stacks
 from harness.theory.decoder import dense
 from harness.theory.floors import MOVED_STATE
-from harness.theory.public_speeds import maker
 from harness.theory.rows import is_quantized
 from harness.theory.tensors import ALL_QUANTS
 
@@ -49,9 +48,13 @@ def of_own(gathered: Study, bandwidths: Mapping[str, float]) -> list[Example]:
     for each in found:
         best[each.traits.device] = max(best.get(each.traits.device, 0.0), each.traits.bytes_per_s)
     best |= bandwidths
-    return [
-        replace(each, traits=replace(each.traits, bytes_per_s=best[each.traits.device])) for each in found
-    ]
+    return [replace(each, traits=_at(each.traits, best[each.traits.device])) for each in found]
+
+
+def _at(traits: Traits, bytes_per_s: float) -> Traits:
+    """The traits at another bandwidth, by which the rate of a CPU is known too."""
+    scale = bytes_per_s / traits.bytes_per_s if traits.family == "cpu" else 1.0
+    return replace(traits, bytes_per_s=bytes_per_s, flops=traits.flops and traits.flops * scale)
 
 
 def traits_of_record(
@@ -69,6 +72,7 @@ def traits_of_record(
     if not (read := _read_bytes(record, header, variant, quant)):
         return None
     packed = is_quantized(traffic.bpw(record) or 16)
+    family = "cpu" if on_cpu else "cuda"
     needs = traffic.prefill_demand(record)
     state, experts = (needs.state_bytes, needs.expert_bytes) if needs else (0.0, 0.0)
     return Traits(
@@ -77,15 +81,15 @@ def traits_of_record(
         type=quant,
         model=record["model"]["name"],
         device=sheet.name if sheet else str(record["machine"]["cpu"]),
-        family="cpu" if on_cpu else "cuda",
+        family=family,
         read_bytes=read + MOVED_STATE * state,
         bytes_per_s=bandwidth,
         packed=packed,
-        flops=sheet.kernel_flops(packed) if sheet else None,
+        flops=candidates.prompt_flops(sheet, family, packed) if sheet else candidates.cpu_flops(bandwidth),
         expert_bytes=experts,
         expert_share=needs.experts_used / needs.experts if needs and needs.experts else 1.0,
         generation=candidates.generation(sheet) if sheet else "",
-        maker="CPU" if on_cpu else maker(sheet) if sheet else "NVIDIA",
+        maker=candidates.maker_of(sheet) if sheet else "CPU",
         **model,
     )
 

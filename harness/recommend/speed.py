@@ -13,7 +13,7 @@ import numpy as np
 
 from harness.base import data
 from harness.recommend import evidence
-from harness.recommend.evidence import DECODE, PROMPTS, UNKNOWN_SPREAD
+from harness.recommend.evidence import DECODE, NORMAL_90, PROMPTS, UNKNOWN_SPREAD
 from harness.recommend.least_squares import Floats, fitted
 from harness.recommend.terms import (
     FIRST_TOKEN_SPREAD,
@@ -47,7 +47,6 @@ Parameters = dict[str, Floats]
 
 SOFT = 5.0  # p; of 3 to 16 the one with the smallest error when a size is left out
 MICRO_BATCH = 512.0  # tokens of a prompt that llama.cpp computes at once (n_ubatch)
-NORMAL_90 = 1.645
 _FAR = 30.0  # logarithms that a step of a search may try
 _STEP = 1e-4  # of a derivative
 SHIPPED = "speed_terms.json"  # in harness/data, as benchmarks.predictions --store writes it

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from harness.recommend.evidence import UNKNOWN
 from harness.recommend.least_squares import NORMAL
-from harness.recommend.traits import DENSE, FUSED, GGML, TORCH, Traits
+from harness.recommend.traits import BEFORE_TENSOR_CORES, BOARD, DENSE, FUSED, GGML, TORCH, Traits
 
 Name = tuple[str, ...]
 
@@ -20,7 +20,6 @@ PARAMETERS = ("host", "step", "layer", "eff", "kv", "token", "mfu", "tile", "pai
 STUDY_LOOP, OLDER, OLDER_YEAR = "study", "2024", 2024
 """Software with costs of its own: the published study's loops of early 2024, and releases of that year and
 before."""
-BEFORE_TENSOR_CORES = "before 7.0"
 
 
 @dataclass(frozen=True)
@@ -71,7 +70,7 @@ _ROOTS: dict[tuple[str, str, str], tuple[float, float]] = {
     **{("pairs", kind, engine): (1.0, 0.7) for kind in ("gpu", "cpu") for engine in (GGML, TORCH, FUSED)},
 }
 # The share of the bandwidth on devices that few measured: that by which people estimate, no other maker's.
-_FEW_ROWS, _PLAIN = ("Intel", "board"), (0.6, 0.15)
+_FEW_ROWS, _PLAIN = ("Intel", BOARD), (0.6, 0.15)
 _BACKEND = {"step": 0.7, "layer": 0.7, "eff": 0.15, "kv": 0.3, "token": 0.7, "mfu": 0.5, "pairs": 0.5}
 _GENERATION = {"eff": 0.1, "layer": 0.25, "mfu": 0.25}
 _TYPES = {"gpu": 0.1, "cpu": 0.2}

@@ -12,6 +12,8 @@ GGML, TORCH, FUSED = "ggml", "torch", "fused"
 DENSE, EXPERTS, STATES = "dense", "experts", "states"
 """Kinds of layers, by their costs besides bytes: dense; mixtures of experts; with states (linear attention,
 Mamba), with or without experts."""
+BOARD = "board"  # the maker of boards with Arm CPUs
+BEFORE_TENSOR_CORES = "before 7.0"  # the generation of NVIDIA's GPUs by their compute capability
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from harness.analysis.columns import Cell
 from harness.analysis.quality import NOT_SCORED
 from harness.analysis.warnings import Warnings
-from harness.base.text import list_named, plural, say
+from harness.base.text import few, list_named, plural, say
 from harness.dataset.study import Study, timed
 from harness.report import longest, prefill, quality, summary, tables
 from harness.report.closing import sentences
@@ -50,7 +50,7 @@ NOTED = (
 
 def show_cells_table(study: Study, as_json: bool, wide: bool) -> None:
     """Print what is wrong with the records, then one array, or cells_blocks()."""
-    for warning in study.warnings:
+    for warning in few(study.warnings):
         say(warning)
     if as_json:
         print_rows(study)

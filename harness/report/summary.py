@@ -1,4 +1,4 @@
-"""A study in sentences: counts, how figures are formed, their sources, costs, failures and warnings."""
+"""A study in sentences: counts, how figures are formed, their sources, failures and warnings."""
 
 from __future__ import annotations
 

@@ -148,7 +148,7 @@ def hidden(row: Repeat) -> bool:
 
 
 def B(row: Repeat) -> str:
-    """B, or `not identifiable`: the interval or a flag has the reason; see analysis.records.known."""
+    """B, or `not identifiable`: the interval or a flag has the reason; see flags.withhold."""
     withheld = row["B_ms"] is None and row["slope_ms"] is not None
     return NOT_IDENTIFIABLE if withheld else number(row["B_ms"])
 

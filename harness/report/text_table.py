@@ -135,7 +135,8 @@ NOTES_SHOWN = 3
 @dataclass(frozen=True)
 class Note:
     """A sentence about tables: the answer that they give, which stands before them, or a note below them.
-    `rank`: ANSWER, or of a note how much it matters, the most first: FAILED to REMARK. `heading`: of the
+    `rank`: ANSWER, or of a note how much it matters, the most first: FAILED to REMARK; DISTURBED explains a
+    mark, and is always shown. `heading`: of the
     column that it is about, without which it is not shown."""
 
     text: str
@@ -169,7 +170,7 @@ def show(blocks: Iterable[Block], wide: bool) -> None:
         headings.update(shown.headings)
         left_out += [each for each in without if each not in left_out]
     notes = [each for each in notes[len(answers) :] if each.heading in headings]
-    most = len(notes) if wide else NOTES_SHOWN
+    most = len(notes) if wide else NOTES_SHOWN + [each.rank for each in notes].count(DISTURBED)
     for each in notes[:most]:
         each.show()
     rest = len(notes[most:])

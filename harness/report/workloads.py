@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 
 from harness.analysis import speculation
-from harness.analysis.columns import Cell, ShownCell, TaskRow
+from harness.analysis.columns import AtDepthRow, Cell, ShownCell, TaskRow
 from harness.base.lookup import value_at
 from harness.dataset.study import Study, timed
 from harness.report import parts, tables
@@ -179,17 +179,20 @@ OF_USERS = partial(
 CURVED = ", curved"  # follows B and W that a line does not describe
 
 
+def _at(row: Cell) -> Sequence[AtDepthRow]:
+    return row["depths"]["at"] if row["depths"] else ()
+
+
 def _depths(row: Cell) -> list[dict[str, object]]:
     B_ms, W = row["B_theory_ms"], row["W_theory_tokens_per_ms"]
     return [
-        {**at, "limit": 1e3 / (B_ms + at["depth"] / W) if B_ms is not None and W else None}
-        for at in (row["depths"]["at"] if row["depths"] else ())
+        {**at, "limit": 1e3 / (B_ms + at["depth"] / W) if B_ms is not None and W else None} for at in _at(row)
     ]
 
 
 def _rate(row: Cell, depth: int) -> str:
     """`61.0 ±0.4`"""
-    found = [at for at in (row["depths"]["at"] if row["depths"] else ()) if at["depth"] == depth]
+    found = [at for at in _at(row) if at["depth"] == depth]
     return tables.plus_minus(found[0]["tokens_per_s"], found[0]["tokens_per_s_ci95"]) if found else NONE
 
 
@@ -198,7 +201,7 @@ def _bent(row: Cell, text: str) -> str:
 
 
 def _depth_columns(rows: Sequence[Cell]) -> list[Column[TimedRow]]:
-    depths = sorted({at["depth"] for row in rows if row["depths"] for at in row["depths"]["at"]})
+    depths = sorted({at["depth"] for row in rows for at in _at(row)})
     meaning = "with {:,} tokens in the KV cache, ± to the farther end of the 95% confidence interval"
     return [
         *(Column(f"tok/s at {n:,}", partial(_rate, depth=n), meaning.format(n)) for n in depths),
@@ -356,12 +359,13 @@ GUESSES = (
 
 def guesses(study: Study) -> Workload:
     """The chapter on speculation; `study` has the same cells without guesses."""
+    plain = cache(lambda: _without_guesses(study))
     return Workload(
         "Speculation",
         "Tokens per second where tokens are guessed ahead and one pass of the model verifies several."
         " Acceptance length: tokens per pass of the model, its own one included. Synthetic acceptance accepts"
         " guesses at random, so many that the mean is as requested: its text is not the model's.",
-        partial(_guessed, study=study),
+        lambda row: _guessed(row, study, plain),
         lambda _: GUESSES,
         [
             Against(
@@ -376,20 +380,23 @@ def guesses(study: Study) -> Workload:
     )
 
 
-def _guessed(row: Cell, study: Study) -> list[dict[str, object]]:
+def _without_guesses(study: Study) -> dict[str, float | None]:
+    """The speed of the first cell of each group that guesses nothing."""
+    speeds: dict[str, float | None] = {}
+    for row in study.rows:
+        if not row["speculation"] and (stored := study.behind(row)):
+            speeds.setdefault(speculation.group(stored.record), row["tokens_per_s"])
+    return speeds
+
+
+def _guessed(
+    row: Cell, study: Study, speeds: Callable[[], Mapping[str, float | None]]
+) -> list[dict[str, object]]:
+    """`speeds`: see _without_guesses(), which reads every record; only asked where a cell guesses."""
     counts, stored, rate = row["speculation"], study.behind(row), row["tokens_per_s"]
     if counts is None or stored is None:
         return []
-    group = speculation.group(stored.record)
-    others = (other for other in study.rows if not other["speculation"])
-    plain = next(
-        (
-            other["tokens_per_s"]
-            for other in others
-            if (of := study.behind(other)) and speculation.group(of.record) == group
-        ),
-        None,
-    )
+    plain = speeds().get(speculation.group(stored.record))
     return [
         {
             **counts,

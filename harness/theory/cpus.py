@@ -48,7 +48,7 @@ class Cpu:
         buses = f"{self.channels} x 64 bits x {mt_per_s:,} MT/s"
         return Machine(
             name=self.name,
-            memory=Figure(int(gib * 2**30), "as given by --memory"),
+            memory=Figure(int(gib * 2**30), "as given"),
             bandwidth=Figure(bytes_per_s(mt_per_s * 1e6, self.channels), f"{buses}: {self.source}"),
             rates={},
             rate="",

@@ -81,11 +81,6 @@ class Demand:
         return math.fsum(reach.kv_bytes for reach in self.reaches)
 
     @property
-    def attention_flops(self) -> float:
-        """FLOP of one query and one cached token that all layers attend to."""
-        return math.fsum(reach.flops for reach in self.reaches)
-
-    @property
     def without_context(self) -> Demand:
         """The weights alone: no KV cache, and no states."""
         return replace(self, reaches=(), state_bytes=0.0)
@@ -463,7 +458,7 @@ SI = Units(
     "si", giga=1e9, tera=1e12, norms=True, first_token_in_B=False, knee_offset=1, data_sheet_rate=False
 )
 # The study takes 1008 GB/s and 82.58 TFLOP/s as binary, leaves norms (not biases) out of its parameters, and
-# names the last length before a crossing. The GGUF files are of early 2024: see gguf_types.py.
+# names the last length before a crossing. The GGUF files are of early 2024: see tensors.py.
 PUBLISHED = Units(
     "published", 2.0**30, 2.0**40, norms=False, first_token_in_B=True, knee_offset=0, data_sheet_rate=True
 )

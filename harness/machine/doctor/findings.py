@@ -119,7 +119,7 @@ def _faults(build: Build, has: set[str] | None, again: str) -> Iterator[tuple[st
 
 
 def _build_of(interpreter: Interpreter) -> Build | str:
-    """The build facts of an environment (see inside.py), or why they cannot be read, in one sentence."""
+    """The build facts of an environment (inside/features.py), or why they cannot be read, in a sentence."""
     try:
         ran = subprocess.run(
             [interpreter.python, "-I", _INSIDE],

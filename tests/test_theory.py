@@ -310,6 +310,20 @@ def test_the_articles_speeds_follow_from_twice_the_bytes_and_ours_from_once():
 # --- the command
 
 
+def test_a_csv_has_the_columns_of_all_rows_though_no_stack_loads_every_form(harness):
+    said = harness("theory", "gpt-oss-20b", "--machine", "rtx-4090", "--csv").out
+    as_gguf, as_released = csv.DictReader(io.StringIO(said))
+    longest = "llama.cpp longest", "transformers longest"
+    assert [bool(as_gguf[name]) for name in longest] == [True, False]
+    assert [bool(as_released[name]) for name in longest] == [False, True]
+
+
+def test_known_models_and_machines_are_listed_each_by_its_own_option(harness):
+    models, machines = harness("theory", "--list-models").out, harness("theory", "--list-machines").out
+    assert "qwen1.5-0.5b" in models and "rtx-4090" not in models
+    assert "rtx-4090" in machines and "qwen1.5-0.5b" not in machines
+
+
 def test_several_models_and_machines_make_one_table(harness):
     ran = harness("theory", "qwen1.5-0.5b", "llama-7b", "--machine", "rtx-4090", "apple-m2-16gb", "--json")
     assert [(row["model"], row["machine"], row["weight_bits"]) for row in ran.json] == [

@@ -218,6 +218,13 @@ def csv_text(lines: Iterable[Iterable[object]]) -> str:
     return out.getvalue()
 
 
+def csv_of(rows: Sequence[Mapping[str, object]]) -> str:
+    """Rows as a CSV file, with a column for each key that one of them has, in order; empty where a row lacks
+    it."""
+    names = list(dict.fromkeys(name for row in rows for name in row))
+    return csv_text([names, *([row.get(name) for name in names] for row in rows)])
+
+
 def csv_cell(value: object) -> object:
     """A value as a cell of a CSV file: text that a spreadsheet would take for a formula gets a quote in
     front, and no text ends its line. Full-width signs are signs, for some spreadsheets make them so, and a

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
-from pathlib import Path
 
 from harness.base.text import plural
 from harness.cli import OK, Mistake
@@ -93,8 +91,10 @@ def _view(arguments: argparse.Namespace) -> int:
     """One of the views of one folder or bundle. Raises Mistake, ResultsError."""
     if len(arguments.dir) > 1:
         raise Mistake("--list, --memory, --history and --export show one folder: name one")
+    from harness.share.bundle import as_folder
+
     (path,) = arguments.dir
-    with _folder(path) as folder:
+    with as_folder(path) as folder:
         if arguments.list:
             from harness.cli import report_list
 
@@ -111,11 +111,3 @@ def _view(arguments: argparse.Namespace) -> int:
         from harness.cli import report_history
 
         return report_history.run(folder, arguments.output or REPORTS / "history.html", arguments.json)
-
-
-def _folder(path: Path) -> contextlib.AbstractContextManager[Path]:
-    if path.is_dir():
-        return contextlib.nullcontext(path)
-    from harness.share.bundle import as_folder
-
-    return as_folder(path)

@@ -12,8 +12,7 @@ from harness.dataset.rows import of_folder, without_collection
 from harness.dataset.study import study_of
 from harness.loading import Source, of_records
 from harness.records import no_records
-from harness.report.cell_tables import cells_blocks, print_rows
-from harness.report.text_table import show
+from harness.report.cell_tables import show_cells_table
 
 
 @without_collection()
@@ -38,12 +37,7 @@ def run(
                 return OK
         study = study_of(own)
     study = with_energy(study, price, log)
-    for warning in few(study.warnings):
-        say(warning)
-    if as_json:
-        print_rows(study)
-        return OK
-    show(cells_blocks(study), wide)
-    if disturbed := disturbance_summary(study.cells):
+    show_cells_table(study, as_json, wide)
+    if not as_json and (disturbed := disturbance_summary(study.cells)):
         say(disturbed)
     return OK

@@ -43,12 +43,7 @@ def run(arguments: argparse.Namespace) -> int:
         for warning in few(shown.warnings):
             say(warning)
         if arguments.format:
-            tables = shown.tables()
-            if arguments.output is None:
-                print(tables, end="")
-            else:
-                write_output(arguments.output, tables)
-                print(arguments.output.absolute())
+            _put(shown.tables(), arguments.output)
         else:
             page = arguments.output or REPORTS / f"{shown.name}.html"
             write_output(page, shown.page())
@@ -56,6 +51,15 @@ def run(arguments: argparse.Namespace) -> int:
             if arguments.open:
                 return open_page(page)
     return OK
+
+
+def _put(text: str, output: Path | None) -> None:
+    """Print the text, or write it and print where."""
+    if output is None:
+        print(text, end="")
+    else:
+        write_output(output, text)
+        print(output.absolute())
 
 
 def _shown(arguments: argparse.Namespace, stack: contextlib.ExitStack) -> Shown:
@@ -166,10 +170,5 @@ def public_speeds(arguments: argparse.Namespace) -> int:
         "csv": report_public_speeds.csv,
         "json": report_public_speeds.json,
     }
-    text = forms[arguments.format](speeds.rows())
-    if arguments.output is None:
-        print(text, end="")
-    else:
-        write_output(arguments.output, text)
-        print(arguments.output.absolute())
+    _put(forms[arguments.format](speeds.rows()), arguments.output)
     return OK

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import argparse
-import csv
 import json
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from harness.base import bounds, data
 from harness.base.files import read_regular, strict_json
-from harness.base.text import csv_cell, plural, printable
+from harness.base.text import csv_of, plural, printable
 from harness.cli import OK, Mistake, parser, say, theory_options
 from harness.cli.options import known as known_machines
 from harness.cli.options import reserved, unknown
@@ -415,7 +413,7 @@ def _print(arguments: argparse.Namespace, rows: list[Row]) -> int:
     if arguments.json:
         print(json.dumps(rows, indent=1, allow_nan=False))
     elif arguments.csv:
-        _csv([_flat(row) for row in rows])
+        print(csv_of([_flat(row) for row in rows]), end="")
     else:
         from harness.report import theory_text
 
@@ -448,12 +446,6 @@ def _flat(row: Row) -> dict[str, object]:
     return flat
 
 
-def _csv(rows: Sequence[Unread]) -> None:
-    writer = csv.DictWriter(sys.stdout, fieldnames=list(rows[0]), lineterminator="\n")
-    writer.writeheader()
-    writer.writerows({key: csv_cell(value) for key, value in row.items()} for row in rows)
-
-
 def _list(arguments: argparse.Namespace, shapes: Known, machines: Mapping[str, Machine]) -> int:
     from harness.report import theory_text
 
@@ -465,7 +457,8 @@ def _list(arguments: argparse.Namespace, shapes: Known, machines: Mapping[str, M
     if arguments.json:
         print(json.dumps(known, indent=1))
     elif arguments.csv:
-        _csv([{k: json.dumps(v) if isinstance(v, dict) else v for k, v in line.items()} for line in known])
+        rows = [{k: json.dumps(v) if isinstance(v, dict) else v for k, v in line.items()} for line in known]
+        print(csv_of(rows), end="")
     elif arguments.list_models:
         theory_text.show_models(known, arguments.wide)
     else:
@@ -490,7 +483,7 @@ def _published(arguments: argparse.Namespace) -> int:
     for number, name in enumerate(wanted):
         if len(wanted) > 1:
             print(f"{'' if number == 0 else chr(10)}# {name}")
-        _csv(TABLES[name]())
+        print(csv_of(TABLES[name]()), end="")
     return OK
 
 

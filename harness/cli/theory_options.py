@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import argparse
-import csv
 import json
 import re
-import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from harness.base.files import is_local
-from harness.base.text import csv_cell, list_named, printable, shortened
+from harness.base.text import csv_of, list_named, printable, shortened
 from harness.cli import OK, Mistake, say
 from harness.cli.options import reserved, unknown
 from harness.models import served
@@ -155,9 +153,7 @@ def show_choices(arguments: argparse.Namespace, shapes: Known) -> int:
     if arguments.json:
         print(json.dumps(found, indent=1))
     elif arguments.csv:
-        writer = csv.DictWriter(sys.stdout, fieldnames=list(found[0]), lineterminator="\n")
-        writer.writeheader()
-        writer.writerows({key: csv_cell(value) for key, value in row.items()} for row in found)
+        print(csv_of(found), end="")
     else:
         from harness.report import theory_text
 

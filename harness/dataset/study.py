@@ -142,6 +142,11 @@ class Study:
             return pd.DataFrame()
         return self.tables(name)
 
+    def of_model(self, model: str) -> Study:
+        """The study with the cells and searches of one model alone."""
+        cells = [row for row in self.cells if row["model"] == model]
+        return replace(self, cells=cells, searches=[row for row in self.searches if row["model"] == model])
+
     def behind(self, cell: Cell) -> Stored | None:
         """The record behind a cell's row."""
         return self._by_row.get(dataset_table.cell_identity(cell))

@@ -22,7 +22,7 @@ _SHAPE = (
 _VOCABULARY = (
     "tokenizer.ggml.model",
     "tokenizer.ggml.pre",
-    "tokenizer.ggml.tokens",
+    locate.VOCABULARY,
 )  # an array is its length
 
 

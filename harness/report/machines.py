@@ -144,11 +144,7 @@ def views(study: Study) -> list[page.View]:
 
 
 def _view(anchor: str, study: Study, model: str) -> page.View:
-    part = replace(
-        study,
-        cells=[row for row in study.cells if row["model"] == model],
-        searches=[row for row in study.searches if row["model"] == model],
-    )
+    part = study.of_model(model)
     group = answers.group(model, model, part.rows, part.searches)
     fastest: dict[tuple[str, str, str | None], tuple[str, ShownCell]] = {}
     for label, row in group.every:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -105,11 +105,7 @@ def views(study: Study, drawn: Mapping[str, tuple[str, list[Chart]]]) -> list[Vi
     found = []
     for number, model in enumerate(dict.fromkeys((*study.models, *(g.model for g in groups), *of_chapters))):
         own = [group for group in groups if group.model == model]
-        part = replace(
-            study,
-            cells=[row for row in study.cells if row["model"] == model],
-            searches=[row for row in study.searches if row["model"] == model],
-        )
+        part = study.of_model(model)
         found.append(
             View(
                 f"m{number}",

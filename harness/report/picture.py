@@ -130,11 +130,12 @@ def pictures(group: Group, marks: Mapping[str, Mark]) -> list[Picture]:
     energy = Measure(
         f"{spent.label} ({', '.join(counters)}), lower is better", lambda row: (spent.number(row), None, None)
     )
+    texts = {label: _lines(label, row, by_B, size) for label, row in group.named}
     drawn = (
-        _picture("speed", "Speed against size", group, marks, x, speed),
-        _picture("quality", "Quality against size", group, marks, x, quality),
-        _picture("both", "Speed against quality", group, marks, quality, speed),
-        _picture("energy", "Speed against energy", group, marks, energy, speed),
+        _picture("speed", "Speed against size", group, marks, texts, x, speed),
+        _picture("quality", "Quality against size", group, marks, texts, x, quality),
+        _picture("both", "Speed against quality", group, marks, texts, quality, speed),
+        _picture("energy", "Speed against energy", group, marks, texts, energy, speed),
     )
     return [picture for picture in drawn if picture]
 
@@ -151,9 +152,15 @@ def _divergence(row: Cell) -> Value:
 
 
 def _picture(
-    name: str, switch: str, group: Group, marks: Mapping[str, Mark], x: Measure, y: Measure
+    name: str,
+    switch: str,
+    group: Group,
+    marks: Mapping[str, Mark],
+    texts: Mapping[str, Sequence[str]],
+    x: Measure,
+    y: Measure,
 ) -> Picture | None:
-    """The picture of two measures; None with fewer than two points."""
+    """The picture of two measures; None with fewer than two points. `texts`: of tooltips, by label."""
     every = [(label, row, x.drawn(row), y.drawn(row)) for label, row in group.named]
     known = [each for each in every if each[2][0] is not None and each[3][0] is not None]
     if len(known) < 2:
@@ -172,7 +179,7 @@ def _picture(
             _whisker(upright, up, not y.falls),
             _whisker(across, left, False),
             n in front,
-            _lines(label, row, group),
+            texts[label],
         )
         for n, (label, row, left, up) in enumerate(known)
     ]
@@ -210,9 +217,8 @@ def pareto(points: Sequence[Ends]) -> set[int]:
     return found
 
 
-def _lines(label: str, row: Cell, group: Group) -> list[str]:
+def _lines(label: str, row: Cell, by_B: bool, size: answers.SizeMeasure) -> list[str]:
     """A row as the tooltip shows it: its name, then the figures that it has."""
-    by_B, size = answers.speed_is_B(group.named), answers.size_measure(group.named)
     value, low, high = answers.rate(row, by_B)
     speed = "" if value is None else f"{value:,.1f} tok/s{' at zero context' * by_B}"
     if value is not None and low is not None and high is not None:

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import csv as csv_format
-import io
 import json as json_format
 import statistics
 from collections.abc import Sequence
 
-from harness.base.text import csv_cell, plural
+from harness.base.text import csv_of, plural
 from harness.report.text_table import NONE, Table
 from harness.theory.public_speeds import COLUMNS, PublicSpeed, used
 
@@ -65,12 +63,7 @@ def markdown(rows: Sequence[PublicSpeed]) -> str:
 
 def csv(rows: Sequence[PublicSpeed]) -> str:
     """One line per row, figures in full precision, empty if unknown."""
-    out = io.StringIO()
-    values = list(map(_fields, rows))
-    writer = csv_format.DictWriter(out, fieldnames=list(values[0]), lineterminator="\n")
-    writer.writeheader()
-    writer.writerows({name: csv_cell(value) for name, value in row.items()} for row in values)
-    return out.getvalue()
+    return csv_of(list(map(_fields, rows)))
 
 
 def json(rows: Sequence[PublicSpeed]) -> str:

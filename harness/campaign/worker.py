@@ -202,9 +202,9 @@ Facts = dict[str, Any]
 class JobFailed(RuntimeError):
     """A job did not end with Done; the message is the worker's reason, or how it ended."""
 
-
-class JobRefused(JobFailed):
-    """The job cannot be done with this input."""
+    def __init__(self, outcome: str, reason: str) -> None:
+        super().__init__(reason)
+        self.outcome = outcome
 
 
 class Worker:
@@ -404,8 +404,8 @@ def facts_of(events: Iterator[Event | Died], on_phase: Callable[[str], None] = l
         elif isinstance(event, Done):
             return event.facts
         elif isinstance(event, (Failed, Died)):
-            raise (JobRefused if event.outcome == "refused" else JobFailed)(event.reason)
-    raise JobFailed("the worker ended without Done or Failed")
+            raise JobFailed(event.outcome, event.reason)
+    raise JobFailed("error", "the worker ended without Done or Failed")
 
 
 # A worker's whole life in one call: limit its memory, start it, sample it, read its events, end it.

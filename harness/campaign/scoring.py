@@ -86,7 +86,9 @@ class LogitsJob:
             nonlocal done
             if name.startswith("logits: "):
                 self.say(f"{self.cell.id} computes {name}")
-            elif name == SCORED and done < count:
+            elif name == SCORED:
+                if done == count:
+                    raise NoLogits("error", "worker protocol error: more logits than requested")
                 add(done, self._read(path, passages[done]))
                 done += 1
                 if count > 1:
@@ -155,11 +157,10 @@ def earlier(campaign: Campaign, cell: Cell, purpose: Purpose, result: Check | Qu
     before: list[Stored] = []
     for stored in campaign.checks if purpose.kind == "checked" else campaign.scores:
         stored_result = plain(stored.record)[purpose.part]
-        if (
-            stored.record["content_key"] == campaign.keys[cell.id]
-            and stored_result["asked"] == result["asked"]
-        ):
-            before += [stored] if cells <= set(stored_result.get("speaks_for", ())) else []
+        same = stored.record["content_key"] == campaign.keys[cell.id]
+        same = same and stored_result["asked"] == result["asked"]
+        if same and cells <= set(stored_result.get("speaks_for", ())):
+            before.append(stored)
     last = max(before, key=lambda stored: str(stored.record["started_utc"]), default=None)
     is_done = last and plan.is_done(purpose.status(last.record), options.fresh, options.retry_failed)
     return last if is_done else None

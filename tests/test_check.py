@@ -315,6 +315,27 @@ say("Phase", name="scored", t_ns=0)
     assert refusal.value.outcome == "oom"
 
 
+@pytest.mark.parametrize(
+    ("rows", "phases", "said"),
+    [
+        (25, 0, "a job of logits without all of them"),
+        (25, 2, "more logits than requested"),
+        (24, 1, "other logits than requested"),
+    ],
+)
+def test_logits_other_than_requested_are_a_worker_protocol_error(of, answering, tmp_path, rows, phases, said):
+    (cell,) = plan.cells(configs.load(of({"shape": "tiny-qwen2"}, {"stack": "hf"}), []))
+    inputs = answering(f"""
+np.save(asked["files"]["logits"], np.ones(({rows}, 512), np.float32))
+for _ in range({phases}):
+    say("Phase", name="scored", t_ns=0)
+say("Done", facts={{}})
+""")
+    job = LogitsJob(cell, inputs(cell), tmp_path, tmp_path, 60.0, pytest.fail)
+    with pytest.raises(NoLogits, match=f"worker protocol error: {said}"):
+        job.one(Passage([1] * 65, [[0, 25], [40, 65]]))
+
+
 def test_a_float32_reference_that_runs_out_of_memory_is_tried_in_bf16_once(
     of, answering, hf_interpreter, tmp_path
 ):

@@ -16,18 +16,14 @@ from harness.analysis.quality import Scores
 from harness.base.files import CacheError, NotFinished
 from harness.campaign import forecast, reference_scores, scoring
 from harness.campaign.forecast import made_of
+from harness.campaign.quality_text import Text, TextError, Tokens, read, tokens_of
 from harness.campaign.reference_scores import (
     BadReference,
     GivenReference,
     KeptReference,
     Origin,
-    Text,
-    TextError,
-    Tokens,
     TooLarge,
     Writer,
-    read,
-    tokens_of,
 )
 from harness.campaign.repeat import Inputs, NotReady
 from harness.campaign.rounds import Campaign

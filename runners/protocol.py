@@ -19,12 +19,12 @@ from typing import Any, Protocol
 SCHEMA = 1
 
 JOBS = (
-    *("generate", "fit", "tokenize", "logits", "score", "account", "probe", "import"),
+    *("generate", "fit", "tokenize", "logits", "account", "probe", "import"),
     *("synthesize", "convert", "quantize", "pack", "unpack", "dequantize", "differences"),
 )
 
 ACCOUNTED = "accounted"  # the last phase of an account: all of its memory is allocated now
-SCORED = "scored"  # a window of a score: the file holds its logits until the worker continues
+SCORED = "scored"  # a workload of a job of logits: the file holds them until the worker continues
 # Phases after which nothing is timed until the worker continues.
 HELD_AT = ("load", "generate", "finish", ACCOUNTED, SCORED)
 

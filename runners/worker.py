@@ -113,8 +113,6 @@ def answer_of(request: Request, runner: Any, emit: Emit) -> dict[str, Any]:
 
     if request.job == "logits":
         return scoring.write_logits(runner.load(request), request, say)
-    if request.job == "score":
-        return scoring.score(runner.load(request), request, say)
     job = getattr(runner, request.job, None)
     if request.job not in protocol.JOBS or job is None:
         raise ValueError(f"stack {request.stack} has no job {request.job!r}")

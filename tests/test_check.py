@@ -15,7 +15,8 @@ from harness import config as configs
 from harness import records
 from harness.campaign.prepare import Preparation
 from harness.campaign.repeat import Inputs
-from harness.campaign.weights_reference import LogitsJob, NoLogits, Reference, free_bytes, precision
+from harness.campaign.scoring import LogitsJob, NoLogits, Passage
+from harness.campaign.weights_reference import Reference, free_bytes, precision
 from harness.config import plan
 from harness.models import make
 from harness.stacks.adopted import Interpreter
@@ -306,13 +307,33 @@ def test_logits_that_do_not_fit_in_memory_are_no_logits(of, answering, tmp_path)
 with open(asked["files"]["logits"], "wb") as file:
     header = {"descr": "<f4", "fortran_order": False, "shape": (1 << 40, 512)}
     np.lib.format.write_array_header_1_0(file, header)
-say("Done", facts={"positions": [0]})
+say("Phase", name="scored", t_ns=0)
 """)
+    job = LogitsJob(cell, inputs(cell), tmp_path, tmp_path, 60.0, pytest.fail)
     with pytest.raises(NoLogits, match="do not fit the controller's memory") as refusal:
-        LogitsJob(cell, inputs(cell), tmp_path, tmp_path, 60.0, pytest.fail).logits(
-            [1] * 65, [[0, 25], [40, 65]]
-        )
+        job.one(Passage([1] * 65, [[0, 25], [40, 65]]))
     assert refusal.value.outcome == "oom"
+
+
+@pytest.mark.parametrize(
+    ("rows", "phases", "said"),
+    [
+        (25, 0, "a job of logits without all of them"),
+        (25, 2, "more logits than requested"),
+        (24, 1, "other logits than requested"),
+    ],
+)
+def test_logits_other_than_requested_are_a_worker_protocol_error(of, answering, tmp_path, rows, phases, said):
+    (cell,) = plan.cells(configs.load(of({"shape": "tiny-qwen2"}, {"stack": "hf"}), []))
+    inputs = answering(f"""
+np.save(asked["files"]["logits"], np.ones(({rows}, 512), np.float32))
+for _ in range({phases}):
+    say("Phase", name="scored", t_ns=0)
+say("Done", facts={{}})
+""")
+    job = LogitsJob(cell, inputs(cell), tmp_path, tmp_path, 60.0, pytest.fail)
+    with pytest.raises(NoLogits, match=f"worker protocol error: {said}"):
+        job.one(Passage([1] * 65, [[0, 25], [40, 65]]))
 
 
 def test_a_float32_reference_that_runs_out_of_memory_is_tried_in_bf16_once(
@@ -328,22 +349,27 @@ def test_a_float32_reference_that_runs_out_of_memory_is_tried_in_bf16_once(
 workload = asked["workloads"][0]
 kept = range(workload["prompt_tokens"] - workload["prompt_keep"], workload["prompt_tokens"])
 np.save(asked["files"]["logits"], np.ones((len(kept), 512), np.float32))
-say("Done", facts={"positions": list(kept)})
+say("Phase", name="scored", t_ns=0)
+say("Done", facts={})
 """
     inputs = answering('REFUSED = ["fp32"]\n' + refuses + answers)
     reference = Reference(cells, preparation, inputs, 60.0, tmp_path)
-    found, positions = reference.logits()
+    passage = Passage([1] * 65, [[0, 25], [40, 65]])
+
+    def computed(job: LogitsJob, why: str):
+        logits, facts = job.one(passage)
+        return logits, reference.described(job, why, facts)
+
+    (found, positions), description = reference.run(computed)
     assert found.shape == (25, 512)
     assert positions == [*range(25)]
-    assert reference.description
-    assert reference.description["name"] == "hf bf16"
-    assert reference.description["why"] == "in float32 it did not fit: full"
+    assert (description["name"], description["why"]) == ("hf bf16", "in float32 it did not fit: full")
     inputs = answering('REFUSED = ["fp32", "bf16"]\n' + refuses)
     reference = Reference(cells, preparation, inputs, 60.0, tmp_path)
     lines.clear()
     for _ in range(2):
         with pytest.raises(NoLogits, match="the reference, in hf, failed: full") as refusal:
-            reference.logits()
+            reference.run(computed)
         assert refusal.value.outcome == "oom"
     assert lines == [f"loading the reference of tiny-qwen2: hf {dtype}" for dtype in ("fp32", "bf16")]
 

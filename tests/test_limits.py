@@ -157,7 +157,6 @@ def test_every_rule_that_is_broken_is_told_once_whatever_the_number_of_layers():
         (['extends = "hf"', *CACHE], "inherits cache from hf, but has it too"),
         (['inheritable = ["cash"]'], "inheritable has cash, which is no option"),
         (["reference = { cash = 1 }"], "reference has cash, which is no option"),
-        (["unfused = { cash = false }"], "unfused has cash, which is no option"),
         (['scratch = { kernel = "cuda" }'], "kernel cuda, which is no choice"),
         (['memory = "gpt"'], "has memory = 'gpt'; there are llama.cpp, transformers, bitsandbytes"),
         (['functional = { metal = "slow" }'], "functional on metal"),

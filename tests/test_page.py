@@ -544,7 +544,7 @@ def test_checks_of_weights_stand_in_a_table_of_their_own_and_an_evil_name_is_onl
 ):
     depth = {"n": 25, "relative_error": 0.0142, "top1_agreement": 0.96, "near_ties": 1}
     check = {"name": "m hf bf16", "reference": "hf fp32", "allowed_error": 0.06, "verdict": "agrees"}
-    check |= {"unfused": [], "own": [], "own_failure": None, "experts": None}
+    check |= {"own": [], "own_failure": None, "experts": None}
     check |= {"depths": [depth, depth | {"n": 300, "relative_error": None}], "reason": None, "left_out_n": []}
     wrong = check | {"name": f"m {EVIL}", "verdict": "wrong", "reason": "another model", "left_out_n": [2100]}
     few = {"cells": study.cells[:1], "series": {}, "memory": {}, "checks": [check, wrong]}

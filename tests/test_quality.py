@@ -15,8 +15,8 @@ from stored_again import Tensors, stored_again
 from harness import config as configs
 from harness import records
 from harness.base import bounds, data
-from harness.campaign import other_processes, prompts, reference_scores
-from harness.campaign.reference_scores import TextError
+from harness.campaign import other_processes, prompts, quality_text
+from harness.campaign.quality_text import TextError
 from harness.config import Quality, plan
 from harness.config.yaml_text import ConfigError
 
@@ -58,7 +58,7 @@ def test_a_text_is_looked_for_beside_the_config(scoring, tmp_path):
     experiment = configs.load(scoring({"weights": MODEL}, {"stack": "hf"}, text="mine.txt"))
     workload = experiment.workloads[0]
     assert isinstance(workload, Quality)
-    assert reference_scores.read(workload).content == "Words.\n"
+    assert quality_text.read(workload).content == "Words.\n"
 
 
 @pytest.mark.parametrize(
@@ -78,7 +78,7 @@ def test_a_text_that_cannot_be_read_is_one_sentence(content, wrong, tmp_path):
     if content is not None:
         path.write_bytes(content)
     with pytest.raises(TextError, match=re.escape(f"{path}: {wrong}")):
-        reference_scores.read(Quality(text=str(path)))
+        quality_text.read(Quality(text=str(path)))
 
 
 def test_nothing_is_started_without_the_text(harness, scoring, tmp_path):

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from harness.analysis.quality import kept as kept_form
-from harness.base import data
+from harness.base import bounds, data
 from harness.campaign import reference_scores
 from harness.campaign.quality import no_room
 from harness.campaign.reference_scores import BadReference, GivenReference, Origin, write_reference
@@ -28,13 +28,14 @@ def reference(tmp_path, monkeypatch) -> reference_scores.KeptReference:
     monkeypatch.setenv("HARNESS_CACHE", str(tmp_path / "cache"))
     chance = np.random.default_rng(5)
 
-    def make(made: reference_scores.Made) -> dict:
-        for number in range(WORKLOAD.chunks):
-            logits = chance.normal(0, 3, (WORKLOAD.positions, VOCABULARY)).astype(np.float32)
-            made(number, kept_form(logits, [0] * WORKLOAD.positions))
+    def make(folder: Path) -> dict:
+        with reference_scores.Writer(folder, WORKLOAD.chunks) as writer:
+            for number in range(WORKLOAD.chunks):
+                logits = chance.normal(0, 3, (WORKLOAD.positions, VOCABULARY)).astype(np.float32)
+                writer.add(number, kept_form(logits, [0] * WORKLOAD.positions))
         return {"name": "hf fp32", "why": "it fits", "weights": {"file": "/home/someone/model"}}
 
-    return reference_scores.scores_of({"test": 1}, WORKLOAD.chunks, make)
+    return reference_scores.kept({"test": 1}, make)
 
 
 @pytest.fixture
@@ -101,6 +102,27 @@ def test_a_damaged_array_is_refused_and_not_kept(file, tmp_path, monkeypatch):
     for _ in range(2):
         with pytest.raises(BadReference, match=r"is damaged: the SHA-256 of codes\.npy is another"):
             GivenReference(changed).kept()
+
+
+@pytest.mark.parametrize("change", [lambda a: a[:2], lambda a: a.astype(np.float32), lambda a: a * np.nan])
+def test_arrays_that_no_reference_has_are_refused(change, reference, tmp_path, monkeypatch):
+    np.save(reference.folder / "nll.npy", change(np.load(reference.folder / "nll.npy")))
+    path = tmp_path / "other.zip"
+    write_reference(path, reference, ORIGIN, MODEL, locate.local(data.weights(MODEL)))
+    monkeypatch.setenv("HARNESS_CACHE", str(tmp_path / "other"))
+    with pytest.raises(BadReference, match="is damaged: arrays that no reference has"):
+        GivenReference(path).kept()
+
+
+def test_a_reference_larger_than_the_cache_says_how_many_windows_fit(tmp_path, monkeypatch):
+    logits = np.zeros((WORKLOAD.positions, VOCABULARY), np.float32)
+    window = kept_form(logits, [0] * WORKLOAD.positions)
+    monkeypatch.setattr(bounds, "REFERENCE_BYTES", 2 * window.codes.nbytes)
+    with (
+        reference_scores.Writer(tmp_path, 3) as writer,
+        pytest.raises(reference_scores.TooLarge, match="2 windows fit"),
+    ):
+        writer.add(0, window)
 
 
 @pytest.mark.parametrize("at", [0, 100, -100])

@@ -237,7 +237,6 @@ def row(record: Record) -> Check:
         "reason": reason,
         "reference": reference and reference["name"],
         "unpacked": _unpacked(record),
-        "unfused": check.get("unfused") or [],
         "own": own["depths"] if own else [],
         "own_allowed_error": allowed_own_weights(record) if own else None,
         "own_failure": check.get("own_failure"),

@@ -549,7 +549,6 @@ class Check(Identity):
     reason: str | None
     reference: str | None
     unpacked: bool
-    unfused: list[Depth]
     own: list[Depth]
     own_allowed_error: float | None
     own_failure: str | None

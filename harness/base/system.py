@@ -1,6 +1,6 @@
 """What differs between Linux, macOS and Windows: locks, users, signals, and how files are opened.
 
-On Windows only the stack `fake` runs. The branches for it were tried with stand-ins for its modules alone.
+On Windows no stack runs. The branches for it were tried with stand-ins for its modules alone.
 """
 
 from __future__ import annotations

@@ -143,7 +143,7 @@ class Probing:
     def _request(self, n_ctx: int, fill: bool) -> Any:
         inputs = replace(self.inputs, options=self.inputs.options | {self.option: n_ctx})
         workload = {"kind": "fit", "tokens": n_ctx, "fill": fill, "prompt": self.inputs.prompt}
-        return inputs.request(self.cell, "fit", workload | {"most_s": FILL_SHARE * self.inputs.timeout_s})
+        return inputs.request(self.cell, "fit", [workload | {"most_s": FILL_SHARE * self.inputs.timeout_s}])
 
 
 class _ProbeState:

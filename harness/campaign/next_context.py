@@ -224,7 +224,7 @@ class Account:
 
     def _run_account(self, contexts: Iterable[int]) -> None:
         workload: dict[str, object] = {"kind": "account", "n_ctx": sorted(set(contexts))}
-        request = self._inputs.request(self._cell, "account", workload)
+        request = self._inputs.request(self._cell, "account", [workload])
         events = worker.run_job(
             request, self._inputs.interpreter, self._folder, ACCOUNT_TIMEOUT_S, self._inputs.threads
         )

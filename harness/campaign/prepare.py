@@ -293,7 +293,7 @@ class Producer:
             try:
                 return worker.facts_of(events, on_phase)
             except worker.JobFailed as failure:
-                refused = request.job == "dequantize" and isinstance(failure, worker.JobRefused)
+                refused = request.job == "dequantize" and failure.outcome == "refused"
                 error = NotDequantized if refused else WeightsError
                 raise error(f"{request.job} {what or cell.model.name}: {failure}") from failure
 

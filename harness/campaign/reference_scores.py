@@ -1,26 +1,23 @@
-"""The reference of quality: its texts and its logits, made once and kept."""
+"""The reference of quality: its logits, made once and kept, and as files."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import os
-import re
 import secrets
 import shutil
 import zipfile
-from collections import Counter
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
-from numpy.typing import DTypeLike, NDArray
+from numpy.typing import NDArray
 
 from harness.analysis.quality import TOP, Kept
-from harness.base import bounds, data
+from harness.base import bounds
 from harness.base.files import (
     NotStarted,
     bytes_of,
@@ -29,15 +26,11 @@ from harness.base.files import (
     exclusive,
     made,
     open_regular,
-    read_regular,
     sha256,
     strict_json,
 )
-from harness.campaign.prepare import Preparation
-from harness.campaign.repeat import Inputs, NotReady
 from harness.campaign.worker import Facts
 from harness.config import Quality
-from harness.config.plan import Cell
 from harness.models.locate import Ready
 from harness.models.make import FULL_TYPES
 from harness.records import kinds
@@ -72,14 +65,11 @@ class KeptReference:
         return Kept(self._codes[number], self._top[number], self._nll[number])
 
 
-Made = Callable[[int, Kept], None]
+def kept(known_by: object, make: Callable[[Path], kinds.Reference]) -> KeptReference:
+    """The reference that `known_by` identifies: kept, or made now. `make`: writes ARRAYS to a folder, and
+    returns the description.
 
-
-def scores_of(known_by: object, windows: int, make: Callable[[Made], kinds.Reference]) -> KeptReference:
-    """The reference that `known_by` identifies: kept, or made now. `make`: is given what takes each window,
-    and returns the description.
-
-    Raises TooLarge, CacheError, OSError, and what `make` raises.
+    Raises CacheError, OSError, and what `make` raises.
     """
     digest = hashlib.sha256(json.dumps([METHOD, known_by], sort_keys=True, default=str).encode()).hexdigest()
     parent = made(cache_folder() / "references")
@@ -88,11 +78,8 @@ def scores_of(known_by: object, windows: int, make: Callable[[Made], kinds.Refer
         if not (folder / _COMPLETE).exists():
             shutil.rmtree(folder, ignore_errors=True)  # of a process that was killed
             folder.mkdir()
-            writer = _Writer(folder, windows)
             try:
-                description = make(writer.add)
-                writer.close()
-                (folder / _COMPLETE).write_text(json.dumps(description))
+                (folder / _COMPLETE).write_text(json.dumps(make(folder)))
             except BaseException:
                 shutil.rmtree(folder, ignore_errors=True)
                 raise
@@ -102,35 +89,34 @@ def scores_of(known_by: object, windows: int, make: Callable[[Made], kinds.Refer
     return KeptReference(folder)
 
 
-class _Writer:
-    """Writes windows to arrays whose vocabulary the first window shows."""
+class Writer:
+    """Writes windows to ARRAYS, whose vocabulary the first window shows."""
 
     def __init__(self, folder: Path, windows: int) -> None:
         self._folder, self._windows = folder, windows
         self._arrays: dict[str, np.memmap] = {}
 
-    def add(self, number: int, window: Kept) -> None:
-        if not self._arrays:
-            positions, vocabulary = window.codes.shape
-            size = window.codes.nbytes * self._windows
-            if size > bounds.REFERENCE_BYTES:
-                fit = bounds.REFERENCE_BYTES // window.codes.nbytes
-                raise TooLarge(
-                    f"the reference's logits would take {size / 1e9:.1f} GB of the cache folder, and at most"
-                    f" {bounds.REFERENCE_BYTES / 1e9:.1f} GB are kept: {fit} windows fit (chunks: {fit})"
-                )
-            for name, shape, kind in (
-                ("codes", (positions, vocabulary), np.uint16),
-                ("top", (positions, TOP), np.int64),
-                ("nll", (positions,), np.float64),
-            ):
-                path = self._folder / f"{name}.npy"
-                whole = (self._windows, *shape)
-                self._arrays[name] = np.lib.format.open_memmap(path, mode="w+", dtype=kind, shape=whole)
-        for name, array in self._arrays.items():
-            array[number] = getattr(window, name)
+    def __enter__(self) -> Writer:
+        return self
 
-    def close(self) -> None:
+    def add(self, number: int, window: Kept) -> None:
+        """Raises TooLarge."""
+        if not self._arrays and window.codes.nbytes * self._windows > bounds.REFERENCE_BYTES:
+            size, fit = window.codes.nbytes * self._windows, bounds.REFERENCE_BYTES // window.codes.nbytes
+            raise TooLarge(
+                f"the reference's logits would take {size / 1e9:.1f} GB of the cache folder, and at most"
+                f" {bounds.REFERENCE_BYTES / 1e9:.1f} GB are kept: {fit} windows fit (chunks: {fit})"
+            )
+        arrays: tuple[NDArray[Any], ...] = (window.codes, window.top, window.nll)
+        for name, values in zip(ARRAYS, arrays, strict=True):
+            if name not in self._arrays:
+                shape = (self._windows, *values.shape)
+                self._arrays[name] = np.lib.format.open_memmap(
+                    self._folder / name, mode="w+", dtype=values.dtype, shape=shape
+                )
+            self._arrays[name][number] = values
+
+    def __exit__(self, *_: object) -> None:
         for array in self._arrays.values():
             array.flush()
         self._arrays = {}
@@ -138,14 +124,13 @@ class _Writer:
 
 # References as files: written on a machine that holds the 16-bit weights, read on one that does not.
 #
-# A zip archive without compression: description.json, and the arrays of a kept reference. The description has
+# A zip archive without compression: description.json, and the ARRAYS. The description has
 # their hashes, so its own hash identifies the whole.
 
 
 FORMAT = 1  # bump when a file's content means something else
 DESCRIPTION = "description.json"
 APART = 0.01  # of two counts of parameters: a conversion adds a few vectors, another size of a model far more
-_TYPES: dict[str, DTypeLike] = {"codes": np.uint16, "top": np.int64, "nll": np.float64}
 _KNOWN = ("name", "why", "stack", "options", "unpacked", "versions", "seconds")
 
 
@@ -239,7 +224,7 @@ class GivenReference:
             raise BadReference(f"{path}: is no reference that --export-reference wrote: {damage}") from damage
 
     def mismatch(self, origin: Origin, weights: Sequence[Ready]) -> str | None:
-        """Why this is the reference of something else, in one sentence; null if it fits. `weights`: of the
+        """Why this is the reference of something else, in one sentence; None if it fits. `weights`: of the
         model, those on this machine."""
         if self._described.get("text_sha256") != origin.text_sha256:
             return f"{self._path}: is the reference of another text"
@@ -263,37 +248,29 @@ class GivenReference:
         return None
 
     def kept(self) -> KeptReference:
-        """The reference, in the cache folder. Raises BadReference: it is damaged; TooLarge, CacheError."""
+        """The reference, in the cache folder. Raises BadReference: it is damaged; CacheError."""
         try:
-            return scores_of({"file": self.identity}, self._number, self._make)
-        except TooLarge:
-            raise
+            return kept({"file": self.identity}, self._extract)
         except (OSError, *_DAMAGES) as damage:
             raise BadReference(f"{self._path}: is damaged: {damage}") from damage
 
-    @property
-    def _number(self) -> int:
-        return len(Quality.model_validate({"kind": "quality", **self._windows}).windows())
-
-    def _make(self, made: Made) -> kinds.Reference:
-        with ExitStack() as stack:
-            file = stack.enter_context(open_regular(self._path, links=True))
-            archive = stack.enter_context(zipfile.ZipFile(file))
-            members = [stack.enter_context(archive.open(name)) for name in ARRAYS]
-            read = [
-                _rows(member, kind, self._number)
-                for member, kind in zip(members, _TYPES.values(), strict=True)
-            ]
-            for number in range(self._number):
-                window = Kept(*(each() for each in read))
-                if window.top.shape[-1] != TOP or not np.isfinite(window.nll).all():
-                    raise ValueError("values that no reference has")
-                made(number, window)
-        with zipfile.ZipFile(self._path) as archive:
+    def _extract(self, folder: Path) -> kinds.Reference:
+        with open_regular(self._path, links=True) as file, zipfile.ZipFile(file) as archive:
             for name in ARRAYS:
-                with archive.open(name) as member:
-                    if sha256(member) != self._hashes[name]:
+                if (size := archive.getinfo(name).file_size) > bounds.REFERENCE_BYTES:
+                    raise ValueError(f"{name} has {size:,} bytes")
+                with archive.open(name) as member, (folder / name).open("x+b") as array:
+                    shutil.copyfileobj(member, array)
+                    array.seek(0)
+                    if sha256(array) != self._hashes[name]:
                         raise ValueError(f"the SHA-256 of {name} is another")
+        codes, top, nll = (np.load(folder / name, mmap_mode="r") for name in ARRAYS)
+        windows = len(Quality.model_validate({"kind": "quality", **self._windows}).windows())
+        shapes = codes.shape[:1] == (windows,) and codes.ndim == 3
+        shapes = shapes and top.shape == (*codes.shape[:2], TOP) and nll.shape == codes.shape[:2]
+        types = (codes.dtype, top.dtype, nll.dtype) == (np.uint16, np.int64, np.float64)
+        if not (shapes and types and np.isfinite(nll).all()):
+            raise ValueError("arrays that no reference has")
         return self.description
 
 
@@ -323,107 +300,3 @@ def _words(windows: dict[str, object]) -> str:
     depths = windows.get("depths")
     deep = f" and at {', '.join(map(str, depths))}" if isinstance(depths, list) and depths else ""
     return f"{windows.get('n_ctx')} tokens, {windows.get('chunks')} of them{deep}"
-
-
-def _rows(member: IO[bytes], kind: DTypeLike, count: int) -> Callable[[], NDArray[Any]]:
-    """Reads an .npy of `count` windows, one a call. Raises ValueError: it is of another type or count."""
-    if np.lib.format.read_magic(member) != (1, 0):
-        raise ValueError("an array of another version")
-    shape, by_column, found = np.lib.format.read_array_header_1_0(member)
-    if by_column or found != np.dtype(kind) or not shape or shape[0] != count:
-        raise ValueError(f"an array of {found}, {shape}")
-    size = int(np.prod(shape[1:], dtype=object)) * found.itemsize
-    if size * count > bounds.REFERENCE_BYTES:
-        raise ValueError(f"an array of {size * count:,} bytes")
-
-    def following() -> NDArray[Any]:
-        raw = member.read(size)
-        return np.frombuffer(raw, found).reshape(shape[1:])
-
-    return following
-
-
-# Read the text that quality is scored on; every mistake in it is one sentence.
-
-
-LICENSE = (
-    "public domain: the end of Jane Austen's Persuasion (1818), from Debian's r-cran-janeaustenr 1.0.0-1"
-)
-
-
-class TextError(NotStarted):
-    """A text cannot be scored; the message is one sentence."""
-
-
-@dataclass(frozen=True)
-class Text:
-    """`license`: of the shipped text; None for the user's own."""
-
-    path: Path
-    content: str
-    sha256: str
-    license: str | None
-
-    @property
-    def special(self) -> dict[str, int]:
-        """How often strings come that some tokenizer has as one token: the most frequent ones."""
-        return dict(Counter(_SPECIAL.findall(self.content)).most_common(MOST_SPECIAL))
-
-
-# The forms of special tokens: those of Llama 3, Qwen, Phi and GPT, of SentencePiece, and of Gemma.
-_SPECIAL = re.compile(r"<\|[^<>|\s]{1,40}\|>|</?s>|<(?:bos|eos|pad|unk|start_of_turn|end_of_turn)>")
-MOST_SPECIAL = 4  # named in a record
-
-
-def read(workload: Quality) -> Text:
-    """The text of a workload. Raises TextError: it is missing, too large, binary, or not UTF-8."""
-    is_default = workload.text == "default"
-    path = data.shipped_text() if is_default else Path(workload.text)
-    try:
-        raw = read_regular(path, bounds.TEXT_BYTES, links=True)
-    except OSError as refusal:
-        raise TextError(f"{path}: {(refusal.strerror or str(refusal)).lower()}") from refusal
-    if b"\0" in raw:
-        raise TextError(f"{path}: is binary, not a text in UTF-8")
-    try:
-        content = raw.decode("utf-8-sig")
-    except UnicodeDecodeError as wrong:
-        raise TextError(f"{path}: byte {wrong.start} is not UTF-8; convert the text to UTF-8") from wrong
-    if not content.strip():
-        raise TextError(f"{path}: is empty")
-    return Text(path, content, hashlib.sha256(raw).hexdigest(), LICENSE if is_default else None)
-
-
-# The token ids of a text's windows, behind the BOS that the model's tokenizer asks for.
-
-
-@dataclass(frozen=True)
-class Tokens:
-    """Ids of each window. `bos`: the first of each; null: the tokenizer or the workload wants none. `total`:
-    tokens of the whole text."""
-
-    windows: list[list[int]]
-    bos: int | None
-    total: int
-
-    @property
-    def sha256(self) -> str:
-        """The digest of all ids, as 64-bit integers, little-endian."""
-        return hashlib.sha256(np.concatenate(self.windows).astype("<i8").tobytes()).hexdigest()
-
-
-def tokens_of(cell: Cell, inputs: Inputs, preparation: Preparation, workload: Quality, text: Text) -> Tokens:
-    """Tokenize like llama-perplexity: a BOS precedes the text, and replaces the first token of each window.
-    Raises NotReady."""
-    assert inputs.weights is not None
-    windows = workload.windows()
-    found = preparation.prompts.tokenized(cell, inputs.weights, text.content, 1 << 62)
-    bos = [found.bos] if workload.bos and found.bos is not None else []
-    ids = bos + found.ids
-    if len(ids) < (needed := max(end for _, end in windows)):
-        fits = workload.fitting(len(ids))
-        hint = f"chunks: {fits} would fit" if fits else "give a longer text, or shorter windows"
-        needs = f"{workload.chunks} windows of {workload.holds} tokens need {needed:,}"
-        raise NotReady("refused", f"{text.path}: has {len(ids):,} tokens, and {needs}; {hint}")
-    of_windows = [bos + ids[first + len(bos) : end] for first, end in windows]
-    return Tokens(of_windows, bos[0] if bos else None, len(found.ids))

@@ -105,7 +105,7 @@ class Inputs:
         return self.device_id if self.device_id.startswith(UUIDS) else None
 
     def request(
-        self, cell: Cell, job: str, workload: dict[str, object], files: dict[str, str] | None = None
+        self, cell: Cell, job: str, workloads: list[dict[str, object]], files: dict[str, str] | None = None
     ) -> Request:
         """A job for the cell's stack, with its weights and options."""
         path = str(self.weights.path) if self.weights else None
@@ -113,7 +113,7 @@ class Inputs:
         stack, options, files = cell.variant.stack, self.options, files or {}
         if self.engine_files:
             files = {**files, "made": str(self.engine_files.path)}
-        return Request(job, stack, self.device_id, model, options, [workload], files)
+        return Request(job, stack, self.device_id, model, options, workloads, files)
 
 
 def measure(folder: Path, cell: Cell, begun: Draft, inputs: Inputs, shown: Shown) -> Stored:
@@ -129,7 +129,7 @@ def measure(folder: Path, cell: Cell, begun: Draft, inputs: Inputs, shown: Shown
         workload["fixed_ids"] = inputs.weights.vocab_size
     if inputs.context_file:
         workload["context"] = str(inputs.context_file)
-    request = inputs.request(cell, "generate", workload)
+    request = inputs.request(cell, "generate", [workload])
     variables = worker.worker_variables(inputs.device_id, inputs.threads)
     begun["variables"] = recorded(variables)
     running = records.begin(folder / cell.model.name / cell.id, begun)

@@ -1,41 +1,49 @@
 """Compare every variant's logits with the 16-bit reference of its model: fast but wrong is worthless.
 
-A quantized variant is compared with its own weights, dequantized, as well: see `own`. Writes one record per
-variant; finished checks are kept.
+A quantized variant is compared with its own weights, dequantized, as well: do the kernels compute correctly?
+The file's values and settings are then compared with the 16-bit weights, tensor by tensor. Writes one record
+per variant; finished checks are kept.
 """
 
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from pathlib import Path
 
-from harness.analysis import agreement
+from harness.analysis import agreement, own_weights
+from harness.base.files import CacheError
 from harness.base.text import duration
-from harness.campaign import repeat, weights_reference
+from harness.campaign import scoring
+from harness.campaign.prepare import Preparation
 from harness.campaign.repeat import Failure, Inputs, NotReady
 from harness.campaign.rounds import Campaign
-from harness.campaign.weights_reference import (
-    Logits,
-    LogitsJob,
-    NoLogits,
-    NoReference,
-    Reference,
-    lengthened,
-    windows_of_reference,
-)
-from harness.config import plan
+from harness.campaign.scoring import Logits, LogitsJob, NoLogits, Passage, Purpose
+from harness.campaign.weights_reference import NoReference, Reference, digest_of
+from harness.campaign.worker import Facts
 from harness.config.plan import Cell
-from harness.records import Record, Running, Stored
-from harness.records.kinds import Check, CheckAsked, UntimedEnd
-from harness.records.parts import StackFacts, plain
+from harness.models.locate import WeightsError
+from harness.models.make import FULL_TYPES
+from harness.records import Record, Stored, kinds
+from harness.records.kinds import Check, CheckAsked
+from harness.stacks.header import references
+from harness.theory.decoder import dense_fields
 from harness.theory.tensors import Packing
 
 SECONDS = 60.0  # compute time per variant; depths beyond it are skipped
 OTHER_IDS = "its token ids for the text differ from the reference's"
 NO_WEIGHTS = "its stack loads no weights: there is nothing to compare"
+OWN_METHOD = 2  # bump when a check against own weights compares something else
+OWN_FAILURES = (NoLogits, NoReference, NotReady, CacheError, WeightsError, OSError, ValueError, MemoryError)
+
+
+def _status(record: Record) -> str:
+    """A missing reference is a result, not a failure."""
+    return str(record["outcome"]) if agreement.verdict(record)[0] == "failed" else "ok"
+
+
+CHECK = Purpose("checked", "check", "check", _status)
 
 
 def check(campaign: Campaign, seconds: float) -> list[Stored]:
@@ -45,28 +53,12 @@ def check(campaign: Campaign, seconds: float) -> list[Stored]:
     Raises ResultsError (the results cannot be written), KeyboardInterrupt after an interrupted record.
     """
     found = []
-    options, keys = campaign.options, campaign.keys
-    for group in _groups([cell for cell in campaign.cells if not cell.scores]):
+    for variants in _groups([cell for cell in campaign.cells if not cell.scores]):
         with tempfile.TemporaryDirectory(prefix="harness-check-") as folder:
-            every = [cell for cells in group for cell in cells]
-            reference = Reference(every, campaign.preparation, campaign.inputs, seconds, Path(folder))
-            for cell, *others in group:
-                speaks_for = sorted(keys[each.id] for each in (cell, *others))
-                asked: CheckAsked = {
-                    "windows": reference.windows,
-                    "seconds": seconds,
-                    "reference": reference.identity,
-                    "own": weights_reference.identity(cell, campaign.preparation),
-                }
-                kept = _kept(campaign.checks, keys[cell.id], asked, speaks_for)
-                if kept and plan.is_done(_worth(kept.record), options.fresh, options.retry_failed):
-                    found.append(kept)
-                    continue
-                campaign.watcher.say(
-                    f"checking the weights of {cell.title}: at most {duration(seconds)} of computing, and as"
-                    " much for each reference"
-                )
-                found.append(_check(cell, campaign, reference, {"asked": asked, "speaks_for": speaks_for}))
+            compared = _Comparison(
+                campaign, [cell for cells in variants for cell in cells], seconds, Path(folder)
+            )
+            found += [compared.stored(cells) for cells in variants]
     return found
 
 
@@ -76,170 +68,205 @@ def _groups(cells: Sequence[Cell]) -> Iterator[list[list[Cell]]]:
     for cell in cells:
         variants.setdefault((cell.model.name, cell.variant.model_dump_json()), []).append(cell)
     groups: dict[tuple[str, str, Packing | None], list[list[Cell]]] = {}
-    for each in variants.values():
-        each.sort(key=lambda cell: -cell.tokens)
-        first = each[0]
-        groups.setdefault((first.model.name, str(windows_of_reference(first)), first.packing), []).append(
-            each
-        )
+    for variant in variants.values():
+        variant.sort(key=lambda cell: -cell.tokens)
+        key = (variant[0].model.name, str(_windows(variant[0])), variant[0].packing)
+        groups.setdefault(key, []).append(variant)
     yield from groups.values()
 
 
-def _kept(before: Sequence[Stored], key: str, asked: CheckAsked, speaks_for: Sequence[str]) -> Stored | None:
-    """The latest earlier record of the same check."""
-    same = [
-        each
-        for each in before
-        if each.record["content_key"] == key
-        and each.record["check"]["asked"] == asked
-        and set(speaks_for) <= set(each.record["check"]["speaks_for"])
-    ]
-    return max(same, key=lambda each: str(each.record["started_utc"]), default=None)
-
-
-def _worth(record: Record) -> str:
-    """The status for plan.is_done. A missing reference is a result, not a failure."""
-    return str(record["outcome"]) if agreement.verdict(record)[0] == "failed" else "ok"
-
-
-def _check(cell: Cell, campaign: Campaign, reference: Reference, check: Check) -> Stored:
-    """Run one variant's job (and the reference's, if this is the first to need it), and write the record."""
-    begun, inputs = campaign.begun(cell, kind="checked"), campaign.inputs(cell)
-    begun["check"] = check.copy()
-    if isinstance(inputs, Inputs):
-        repeat.add_inputs(begun, cell, inputs)
-
-    def work(running: Running, end: UntimedEnd) -> None:
-        end["check"] = check
-        try:
-            if isinstance(inputs, NotReady):
-                raise inputs
-            if why := cell.header.cannot.get("logits"):
-                raise NoReference(why)
-            if inputs.weights is None:
-                raise NoReference(NO_WEIGHTS)
-            found = check.copy()
-            _Comparison(cell, campaign, inputs, reference, running.folder, found).run()
-            end["check"] = found
-        except NoReference as lack:
-            check["unchecked"] = str(lack)
-            raise Failure("unavailable", str(lack)) from lack
-
-    return repeat.untimed(campaign.folder, begun, "check", work)
-
-
-def _fused(cell: Cell, ran: StackFacts | None) -> bool:
-    options = plain((ran or {}).get("options") or {})
-    return any(options.get(name) not in (None, value) for name, value in cell.header.unfused.items())
+def _windows(cell: Cell) -> list[list[int]]:
+    return agreement.windows(int(cell.workload.prompt_tokens or 0), cell.tokens)
 
 
 @dataclass(frozen=True)
+class _Answer:
+    """Logits of a reference that has run, of these ids. `experts`: how far the experts that it followed are
+    from its own choice; None: it followed none."""
+
+    logits: Logits
+    ids: list[int]
+    description: kinds.Reference
+    experts: kinds.Experts | None
+
+
 class _Comparison:
-    """Compare one variant's logits per window with the reference's, and with its weights' logits.
-    Results are added to `check`; `folder`: for the log."""
+    """Variants of one model that share a reference, whose logits are computed when first needed."""
 
-    cell: Cell
-    campaign: Campaign
-    inputs: Inputs
-    reference: Reference
-    folder: Path
-    check: Check
+    def __init__(self, campaign: Campaign, cells: Sequence[Cell], seconds: float, folder: Path) -> None:
+        """`folder`: for arrays."""
+        self._campaign, self._seconds, self._folder = campaign, seconds, folder
+        self._windows = _windows(cells[0])
+        self._answer: _Answer | None = None
+        self._reference = Reference(cells, campaign.preparation, campaign.inputs, seconds, folder)
 
-    @cached_property
-    def _ids(self) -> list[int]:
-        return self.campaign.preparation.prompts.ids(lengthened(self.cell), self.inputs.weights)[0]
+    def stored(self, cells: Sequence[Cell]) -> Stored:
+        """The record of a variant: an earlier one of the same check, or a new one."""
+        campaign, cell = self._campaign, cells[0]
+        asked: CheckAsked = {
+            "windows": self._windows,
+            "seconds": self._seconds,
+            "reference": self._reference.identity,
+            "own": own_identity(cell, campaign.preparation),
+        }
+        result: Check = {"asked": asked, "speaks_for": sorted(campaign.keys[each.id] for each in cells)}
+        if kept := scoring.earlier(campaign, cell, CHECK, result):
+            return kept
+        say = campaign.watcher.say
+        say(
+            f"checking the weights of {cell.title}: at most {duration(self._seconds)} of computing, and as"
+            " much for each reference"
+        )
 
-    def _job(self, cell: Cell, inputs: Inputs) -> LogitsJob:
-        seconds, say = self.check["asked"]["seconds"], self.campaign.watcher.say
-        return LogitsJob(cell, inputs, self.folder, self.reference.folder, seconds, say)
+        def compare(inputs: Inputs, folder: Path) -> None:
+            try:
+                if (why := cell.header.cannot.get("logits")) or inputs.weights is None:
+                    raise NoReference(why or NO_WEIGHTS)
+                job = LogitsJob(cell, inputs, folder, self._folder, self._seconds, say)
+                result.update(self._compared(job, result))
+            except NoReference as lack:
+                result["unchecked"] = str(lack)
+                raise Failure("unavailable", str(lack)) from lack
 
-    def run(self) -> None:
-        """Raises NoReference, NoLogits, NotReady."""
-        ids, inputs, reference, check = self._ids, self.inputs, self.reference, self.check
+        return scoring.recorded(campaign, cell, CHECK, result, compare)
+
+    def _compared(self, job: LogitsJob, check: Check) -> Check:
+        """The check with its results. Raises NoReference, NoLogits, NotReady."""
+        cell, inputs, windows = job.cell, job.inputs, self._windows
+        ids = self._campaign.preparation.prompts.ids(_lengthened(cell), inputs.weights)[0]
         if ids[: len(inputs.prompt)] != inputs.prompt:
             raise NoLogits("error", OTHER_IDS)
-        theirs, lack, windows, chosen = None, None, reference.windows, None
-        if not (mixture := inputs.weights is not None and inputs.weights.is_mixture):
-            theirs, lack = self._theirs()
-            windows = [window for window in windows if not theirs or window[1] - 1 in theirs[1]]
-        experts = reference.folder / "experts.npy" if mixture else None
-        ours, job_facts = self._job(self.cell, inputs).logits(ids, windows, experts)
-        if mixture:  # the reference has to choose the same experts
-            heard = job_facts.get("experts") or {}
-            chosen = experts if heard.get("tokens") == ours[1][-1] + 1 else None
-            theirs, lack = self._theirs(chosen)
+        quantized, found = _is_quantized(cell, inputs), check.copy()
+        row, lack = None, None
+        if not quantized and self._reference.identity is None:
+            self._theirs(None)  # raises with the reason
+        experts = self._folder / "experts.npy" if inputs.weights and inputs.weights.is_mixture else None
+        ours, facts = job.one(Passage(ids[: windows[-1][1]], windows), {"experts": experts})
+        # The reference of a mixture has to choose the same experts.
+        heard = (facts.get("experts") or {}).get("tokens") == ours[1][-1] + 1
+        follow = experts if heard else None
         try:
-            if theirs:
-                assert reference.description is not None  # it has run
-                check["reference"] = reference.description
-                check["depths"] = agreement.compare(*theirs, *ours, windows)
-                if followed := weights_reference.followed(reference):
-                    check["experts"] = followed
-            if weights_reference.is_quantized(self.cell, inputs):
-                self._add_own(ours, windows, chosen)
+            try:
+                theirs = self._theirs(follow)
+                if ids != theirs.ids:
+                    raise NoLogits("error", OTHER_IDS)
+                row = _row(theirs, ours, windows)
+            except NoReference as missing:
+                if not quantized:
+                    raise
+                lack = missing
+            if quantized:
+                self._add_own(found, cell, ids, ours, follow)
         except ValueError as mismatch:
             raise NoLogits("error", str(mismatch)) from mismatch
         except MemoryError as full:
             raise NoLogits("oom", f"the controller ran out of memory comparing logits: {full}") from full
-        if lack and "own" not in check:
-            raise NoReference(f"{lack}; nor with its own weights: {check['own_failure']}") from lack
-        if lack:  # its own weights are all there is to compare with
-            own = check["own"]
-            check |= {"reference": own["reference"], "depths": own["depths"]}
-            if "experts" in own:
-                check["experts"] = own["experts"]
-        compared = [depth["n"] for depth in check["depths"]]
-        check["ran"] = job_facts.get("ran")
-        if _fused(self.cell, check["ran"]):
-            self._add_unfused(ours, windows)
-        check["left_out"] = [window for window in reference.windows if window[1] not in compared]
-        check |= {"seconds": job_facts.get("seconds"), "versions": job_facts.get("versions")}
+        row = row or found.get("own")  # own weights may be all there is to compare with
+        if row is None:
+            raise NoReference(f"{lack}; nor with its own weights: {found['own_failure']}") from lack
+        found |= {"reference": row["reference"], "depths": row["depths"]}
+        if "experts" in row:
+            found["experts"] = row["experts"]
+        compared = [depth["n"] for depth in row["depths"]]
+        found["left_out"] = [window for window in windows if window[1] not in compared]
+        found["ran"] = facts.get("ran")
+        return found | {"seconds": facts.get("seconds"), "versions": facts.get("versions")}
 
-    def _theirs(self, follow: Path | None = None) -> tuple[Logits | None, NoReference | None]:
-        """The reference's logits, or why there are none where the cell's own weights can be compared instead.
+    def _theirs(self, follow: Path | None) -> _Answer:
+        """The reference's logits; those that follow no experts are computed once.
 
         Raises NoReference, NoLogits.
         """
-        try:
-            theirs = self.reference.logits(follow)
-        except NoReference as missing:
-            if not weights_reference.is_quantized(self.cell, self.inputs):
-                raise
-            return None, missing
-        if self._ids != self.reference.ids:
-            raise NoLogits("error", OTHER_IDS)
-        return theirs, None
+        if follow:
+            return self._run(self._reference, None, follow)
+        self._answer = self._answer or self._run(self._reference)
+        return self._answer
 
-    def _add_unfused(self, ours: Logits, windows: list[list[int]]) -> None:
-        """Compare fused layers with the same kernel unfused. Adds `unfused`, or the reason why that failed as
-        `unfused_failure`."""
-        header, options = self.cell.header, self.cell.variant.options
-        unfused = {"name": "unfused", "options": options | header.unfused}
-        twin = replace(self.cell, variant=self.cell.variant.model_copy(update=unfused))
-        try:
-            inputs = self.campaign.inputs(twin)
-            if isinstance(inputs, NotReady):
-                raise inputs
-            theirs, _ = self._job(twin, inputs).logits(self._ids, windows)
-            self.check["unfused"] = agreement.compare(*theirs, *ours, windows)
-        except (NoLogits, NotReady, ValueError, MemoryError) as failure:
-            self.check["unfused_failure"] = str(failure)
+    def _run(self, reference: Reference, ids: list[int] | None = None, follow: Path | None = None) -> _Answer:
+        """`ids`: in place of those of its tokenizer. `follow`: experts for its routers to choose."""
 
-    def _add_own(self, ours: Logits, windows: Sequence[Sequence[int]], chosen: Path | None) -> None:
-        """Compare with the variant's own weights. Adds `own`, or the reason why that failed as
+        def job(job: LogitsJob, why: str) -> _Answer:
+            prompts = self._campaign.preparation.prompts
+            fed = ids or prompts.ids(_lengthened(job.cell), job.inputs.weights)[0]
+            files = {"experts": self._folder / "reference-experts.npy" if follow else None, "follow": follow}
+            logits, facts = job.one(Passage(fed[: self._windows[-1][1]], self._windows), files)
+            return _Answer(logits, fed, reference.described(job, why, facts), _followed(facts.get("experts")))
+
+        return reference.run(job)
+
+    def _add_own(self, found: Check, cell: Cell, ids: list[int], ours: Logits, follow: Path | None) -> None:
+        """Compare with the variant's own weights, dequantized. Adds `own`, or the reason why that failed as
         `own_failure`."""
-        campaign, reference, seconds = self.campaign, self.reference, self.check["asked"]["seconds"]
-        campaign.watcher.say(f"comparing with its own weights, dequantized: {self.cell.title}")
-
-        def dequantized(own: tuple[Path, list[int]]) -> Reference:
-            prepared = campaign.preparation, campaign.inputs
-            return Reference([self.cell], *prepared, seconds, reference.folder, own)
-
+        preparation = self._campaign.preparation
+        self._campaign.watcher.say(f"comparing with its own weights, dequantized: {cell.title}")
         try:
-            compared = self._ids, ours, windows, chosen
-            original = reference.original()
-            self.check["own"] = weights_reference.compare(
-                self.cell, campaign.preparation, dequantized, original, *compared
-            )
-        except weights_reference.FAILURES as failure:
-            self.check["own_failure"] = str(failure)
+            original, loaded = self._reference.original(), preparation.weights(cell)
+            assert loaded is not None  # its logits are there
+            settings, values = list[str](), None
+            mine, theirs = dense_fields(loaded.decoder), dense_fields(original.decoder if original else None)
+            if loaded.format == "gguf" and mine and theirs:
+                settings = own_weights.other_settings(mine, theirs)
+            with preparation.dequantized(cell, loaded, original) as own:
+                if original and not settings and own.format == "hf":
+                    values = preparation.differences(cell, own.path, original)
+                inputs = self._campaign.inputs
+                reference = Reference([cell], preparation, inputs, self._seconds, self._folder, own.path)
+                row = _row(self._run(reference, ids, follow), ours, self._windows)
+            found["own"] = row | {"settings": settings, "values": values}
+        except OWN_FAILURES as failure:
+            found["own_failure"] = str(failure)
+
+
+def _row(theirs: _Answer, ours: Logits, windows: Sequence[Sequence[int]]) -> kinds.OwnWeights:
+    """Raises ValueError: the vocabularies differ."""
+    row: kinds.OwnWeights = {
+        "settings": [],
+        "reference": theirs.description,
+        "depths": agreement.compare(*theirs.logits, *ours, windows),
+    }
+    if theirs.experts:
+        row["experts"] = theirs.experts
+    return row
+
+
+def _lengthened(cell: Cell) -> Cell:
+    """The cell with a prompt as long as its workload: the teacher-forced ids, which begin with its prompt."""
+    return replace(cell, workload=cell.workload.model_copy(update={"prompt_tokens": cell.tokens}))
+
+
+def _followed(found: Facts | None) -> kinds.Experts | None:
+    """Statistics on experts, from a reference that followed a variant's; None: it followed none."""
+    if not found or "followed" not in found:
+        return None
+    theirs = found["followed"]
+    return {
+        "experts": found["experts"],
+        "used": found["used"],
+        "chosen": theirs["used"],
+        "choices": theirs["choices"],
+        "others": theirs["others"],
+        "gap": theirs["gap"],
+    }
+
+
+def own_identity(cell: Cell, preparation: Preparation) -> Mapping[str, str | int] | None:
+    """Identifies the check against a variant's own weights across campaigns; None for one not quantized."""
+    stack, form = references().get("hf"), cell.weights_format
+    full = FULL_TYPES if form == "gguf" else (None, *FULL_TYPES)
+    cannot = cell.packing or "dequantize" in cell.header.cannot or form not in ("gguf", "hf")
+    if stack is None or cannot or cell.quant in full:
+        return None
+    try:
+        return {"method": OWN_METHOD, "lock": digest_of(preparation.interpreter(stack))}
+    except NotReady:
+        return None
+
+
+def _is_quantized(cell: Cell, inputs: Inputs) -> bool:
+    """Whether its weights as loaded are other than 16 or 32 bits, can be dequantized, and are no packed
+    checkpoint's, which is compared with its own weights anyway."""
+    stored = inputs.weights.quant if inputs.weights else None
+    quant = stored if cell.weights_format == "gguf" else cell.quant or stored
+    if cell.packing or "dequantize" in cell.header.cannot:
+        return False
+    return bool(stored) and quant not in FULL_TYPES

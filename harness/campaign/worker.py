@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -41,56 +41,25 @@ from runners.protocol import (
     holds,
 )
 
-if sys.platform == "win32":
-    import _winapi
-    import msvcrt
-else:
+if sys.platform != "win32":  # no worker runs there: see harness/stacks/build.py
     import resource
     import select
-
-# The process on each system: the pipes that it inherits, waiting for one, and its end.
-
 
 Usage = dict[str, float | None]
 LOOK_S = 0.002
 _RSS_UNIT = 1 if sys.platform == "darwin" else 1024  # bytes, of ru_maxrss
 
 
-def inherited(ends: Sequence[int]) -> tuple[dict[str, Any], list[str]]:
-    """Options of Popen with which a child inherits these ends of pipes, and the numbers it knows them by."""
-    if sys.platform == "win32":
-        handles = [msvcrt.get_osfhandle(end) for end in ends]
-        for handle in handles:
-            os.set_handle_inheritable(handle, True)
-        options = {"startupinfo": subprocess.STARTUPINFO(lpAttributeList={"handle_list": handles})}
-        return options, [str(handle) for handle in handles]
-    return {"pass_fds": ends}, [str(end) for end in ends]
-
-
 def is_ready(pipe: int, within_s: float) -> bool:
     """Whether a pipe has bytes, or is closed, within that time."""
-    if sys.platform == "win32":
-        until = time.monotonic() + within_s
-        while True:
-            try:
-                if _winapi.PeekNamedPipe(msvcrt.get_osfhandle(pipe), 0)[0]:
-                    return True
-            except OSError:  # closed at the other end
-                return True
-            if time.monotonic() >= until:
-                return False
-            time.sleep(LOOK_S)
     poll = select.poll()
     poll.register(pipe, select.POLLIN)
     return bool(poll.poll(within_s * 1e3))
 
 
 def ended(process: subprocess.Popen[bytes], *, wait: bool) -> tuple[int, Usage] | None:
-    """The exit status, as in Popen, and the usage (on Windows empty); null if it still runs, unless `wait`.
-    Raises ChildProcessError if it was reaped before."""
-    if sys.platform == "win32":
-        code = process.wait() if wait else process.poll()
-        return None if code is None else (code, {})
+    """The exit status, as in Popen, and the usage; None if it still runs, unless `wait`. Raises
+    ChildProcessError if it was reaped before."""
     pid, status, usage = os.wait4(process.pid, 0 if wait else os.WNOHANG)
     if not pid:
         return None
@@ -202,9 +171,9 @@ Facts = dict[str, Any]
 class JobFailed(RuntimeError):
     """A job did not end with Done; the message is the worker's reason, or how it ended."""
 
-
-class JobRefused(JobFailed):
-    """The job cannot be done with this input."""
+    def __init__(self, outcome: str, reason: str) -> None:
+        super().__init__(reason)
+        self.outcome = outcome
 
 
 class Worker:
@@ -228,7 +197,6 @@ class Worker:
         go_on_end, self._go_on = os.pipe()
         alive_end, self._alive = os.pipe()  # nothing is written: it closes when this process ends
         ends = [events_end, go_on_end, alive_end]
-        options, numbers = inherited(ends)
         self._oom_kills = oom_kills()
         # B: a full disk would leave half a .pyc, which every later worker reads.
         command = [str(interpreter.python), "-IB", "-X", "utf8", str(runners_folder())]
@@ -236,7 +204,7 @@ class Worker:
         try:
             with self.log.open("wb") as log:
                 self._process = subprocess.Popen(
-                    [*command, str(folder / "request.json"), *numbers],
+                    [*command, str(folder / "request.json"), *map(str, ends)],
                     stdin=subprocess.DEVNULL,
                     stdout=log,
                     stderr=subprocess.STDOUT,
@@ -244,7 +212,7 @@ class Worker:
                         worker_variables(request.device, threads) | _secret(request), interpreter.python
                     ),
                     start_new_session=True,
-                    **options,
+                    pass_fds=ends,
                 )
         except BaseException:
             self._close()
@@ -404,8 +372,8 @@ def facts_of(events: Iterator[Event | Died], on_phase: Callable[[str], None] = l
         elif isinstance(event, Done):
             return event.facts
         elif isinstance(event, (Failed, Died)):
-            raise (JobRefused if event.outcome == "refused" else JobFailed)(event.reason)
-    raise JobFailed("the worker ended without Done or Failed")
+            raise JobFailed(event.outcome, event.reason)
+    raise JobFailed("error", "the worker ended without Done or Failed")
 
 
 # A worker's whole life in one call: limit its memory, start it, sample it, read its events, end it.

@@ -154,9 +154,6 @@ class Check(TypedDict):
     """of a quantized variant"""
     own_failure: NotRequired[Text]
     """why that comparison failed; the verdict is from the 16-bit reference alone"""
-    unfused: NotRequired[Any]
-    """depths of fused layers against the unfused"""
-    unfused_failure: NotRequired[Any]
     versions: NotRequired[Any]
     """of the variant's job"""
     seconds: NotRequired[Any]

@@ -78,7 +78,6 @@ def agreement_notes(checks: Sequence[Check]) -> list[str]:
         if check["own_failure"]
     ]
     reasons += [f"{check['name']}: {_experts(found)}" for check in checks if (found := check["experts"])]
-    reasons += [f"{check['name']}: {_unfused(check)}" for check in checks if check["unfused"]]
     return reasons + [f"not compared, over the time limit: {depths}" for depths in skipped]
 
 
@@ -116,12 +115,6 @@ def _own(check: Check) -> str:
 def _experts(found: Experts) -> str:
     share = f"{found['others']:,} of {found['choices']:,} choices of experts"
     return f"compared with the experts that it chose: {share} were others than the reference's own"
-
-
-def _unfused(check: Check) -> str:
-    worst = max(check["unfused"], key=lambda depth: finite(depth["relative_error"]) or 0.0)
-    error = f"fused layers differ from the unfused by {_error(worst)} up to n = {worst['n']:,}"
-    return f"{error}; top-1 agreement {_top1(worst)}"
 
 
 # The tables of one model on the page: few columns at first, a sparkline of latency and badges per row.

@@ -315,7 +315,7 @@ def create(environment: Environment, progress: Callable[[str], None]) -> Interpr
     """
     if found := adopted.find(environment):
         return found
-    if sys.platform == "win32" and environment.dependencies:
+    if sys.platform == "win32":
         raise EnvironmentFailed(f"{environment.stack} does not run on Windows: run the harness in WSL2")
     environment = for_this_machine(adopted.with_workarounds(environment))
     folder = folder_of(environment)
@@ -338,8 +338,7 @@ def create(environment: Environment, progress: Callable[[str], None]) -> Interpr
         _stop_if(lacks_cuda(environment, lock), steps)
         built = Interpreter(environment, python, lock, _imports(steps, python), lacking)
         kept = {"lock": built.lock, "imports": built.imports, "lacking": built.lacking}
-        if sys.platform != "win32":
-            os.sync()  # uv does not: after a power failure the packages would be empty files
+        os.sync()  # uv does not: after a power failure the packages would be empty files
         write_whole(folder / "complete.json", json.dumps(kept).encode())
         for gap in built.gaps():
             progress(gap)

@@ -309,14 +309,13 @@ class Header:
     `named`: options whose values stand in every variant's name, given or not. `functional`: devices on which
     its speed is meaningless, and why. `inheritable`: options that a stack which extends this one has too.
 
-    `memory`: one of MEMORY_MODELS; null: its memory is not forecast. `cannot_truncate`: options with
-    any of which its KV cache cannot be cut to fewer tokens. `scratch`: the options with which a GPU holds
-    the scratch memory of ExLlamaV2; null: never. `reference`: the options with which it computes the
-    reference logits of weights in its format; it makes files of this format for all stacks. `unfused`: the
-    options that undo fused layers, whose logits are compared with the unfused ones too. `published`: its
-    variants in the published study, by their names here. `offers`: rows of variants, as in a config, among
-    which `harness recommend` chooses, of rows that differ in dtype alone the first that the device runs;
-    empty: the defaults. `trials`: the options that `harness tune`
+    `memory`: one of MEMORY_MODELS; null: its memory is not forecast. `cannot_truncate`: options with any
+    of which its KV cache cannot be cut to fewer tokens. `scratch`: the options with which a GPU holds the
+    scratch memory of ExLlamaV2; null: never. `reference`: the options with which it computes the
+    reference logits of weights in its format; it makes files of this format for all stacks. `published`:
+    its variants in the published study, by their names here. `offers`: rows of variants, as in a config,
+    among which `harness recommend` chooses, of rows that differ in dtype alone the first that the device
+    runs; empty: the defaults. `trials`: the options that `harness tune`
     tries after threads, in this order. `program`: the stack's own program, `{}` for the path of the weights;
     its options' flags follow; empty: none. `kernel_changes`: by the length of a pass. `fused`: parts of
     the names of variants with fused layers.
@@ -347,7 +346,6 @@ class Header:
     scratch: When | None = None
     reference: dict[str, Given] | None = None
     cannot_truncate: tuple[When, ...] = ()
-    unfused: dict[str, Given] = field(default_factory=dict)
     published: dict[str, str] = field(default_factory=dict)
     offers: tuple[Table, ...] = ()
     trials: tuple[Trial, ...] = ()
@@ -448,7 +446,6 @@ def parse(stack: str, text: str) -> Header:
                 only_rule(stack, "cannot_truncate", given, options)
                 for given in tool.get("cannot_truncate", ())
             ),
-            dict(tool.get("unfused", {})),
             dict(tool.get("published", {})),
             tuple(tool.get("offers", ())),
             tuple(trial_rule(stack, given, options) for given in tool.get("tune", ())),
@@ -489,7 +486,6 @@ def _check(header: Header) -> None:
     for key, names in (
         ("inheritable", header.inheritable),
         ("reference", header.reference or ()),
-        ("unfused", header.unfused),
         ("made", header.made or ()),
         ("applies", {name for required in header.applies.values() for name in required}),
         ("offers", {name for row in header.offers for name in row}),

@@ -11,7 +11,6 @@
 # extends = "hf"
 # scratch = { kernel = "exllamav2" }
 # cannot_truncate = [{ fuse_layers = true }]
-# unfused = { fuse_layers = false }
 # fused = ["fused", "fuse_layers=true"]
 # offers = [{ kernel = ["gemm", "exllama", "exllamav2"], fuse_layers = [false, true] }]
 #

@@ -565,8 +565,7 @@ def _in_common(before: list[int], ids: list[int]) -> int:
 def untouched(size: int) -> mmap.mmap:
     """Memory that counts when it is written to. Raises MemoryError."""
     try:
-        private = {} if sys.platform == "win32" else {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS}
-        return mmap.mmap(-1, max(1, size), **private)
+        return mmap.mmap(-1, max(1, size), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     except OSError as refusal:
         raise MemoryError(f"{size} bytes for the KV cache: {refusal.strerror}") from refusal
 

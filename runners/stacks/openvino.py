@@ -499,7 +499,7 @@ def facts_of(
 def load(request: Request) -> PipelineSession | LogitsSession:
     """LLMPipeline, or for logits the graph alone. Raises RuntimeError of OpenVINO, MemoryError, Refused."""
     with engine_errors():
-        if request.job in ("logits", "score"):
+        if request.job == "logits":
             return LogitsSession(request)
         return PipelineSession(request)
 

@@ -238,7 +238,7 @@ def load(request: Request) -> VllmSession:
         loading.check_whole(path, options["trust_remote_code"])
         _check_packing(path, options["bits"], device)
     torch.set_num_threads(options["threads"])  # before the engine, whose worker for CPUs makes this a no-op
-    if scored := request.job in ("logits", "score"):
+    if scored := request.job == "logits":
         os.environ["VLLM_USE_V2_MODEL_RUNNER"] = (
             "0"  # a GPU's default keeps no logits between a step's halves
         )

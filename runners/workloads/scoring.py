@@ -50,8 +50,8 @@ def routing_facts(experts: int, ids: list[int], counts: list[list[int]]) -> dict
     return {"experts": experts, "tokens": len(ids), "distinct_tokens": len(set(ids)), "layers": counts}
 
 
-# Logits after given ids (teacher forcing): the jobs `logits` and `score` of the worker, for every stack.
-# Standard library only.
+# Logits after given ids (teacher forcing): the job `logits` of the worker, for every stack. Standard library
+# only.
 
 
 KERNEL_FACTS = ("kernels", "kernel_asked", "leftovers", "options")
@@ -61,26 +61,42 @@ DEEPER = 2.0  # later tokens cost more: attention grows with the context
 
 
 def write_logits(session: Session, request: Request, say: Say) -> dict[str, Any]:
-    """Write logits as rows of a float32 .npy to files["logits"]; report the positions (from 0) that they
-    follow.
+    """Write the logits of each workload as rows of a float32 .npy to files["logits"], one workload after the
+    other: at each phase SCORED the file holds those of one, which bounds memory and disk. Report the
+    positions (from 0) that the rows of the last one follow.
 
-    workloads[0]: the first `prompt_tokens` of `ids` are fed at once, as a prompt, with logits after the last
-    `prompt_keep` of them (default: after each); those of each of the `windows` [first, end) one by one, as
-    in decode, with logits after each; those between in chunks. A window that would exceed `seconds` in all
-    (null: no limit), at the pace so far, is skipped, with all later ones.
+    A workload begins with an empty context. The first `prompt_tokens` of its `ids` are fed at once, as a
+    prompt, with logits after the last `prompt_keep` of them (default: after each); those of each of the
+    `windows` [first, end) one by one, as in decode, with logits after each; those between in chunks. A window
+    that would exceed `seconds` in all (null: no limit), at the pace so far, is skipped, with all later ones.
 
     files["experts"]: for the experts that a mixture's routers choose (see protocol.Session).
     """
     hear = getattr(session, "experts", nullcontext) if "experts" in request.files else nullcontext
+    facts: dict[str, Any] = {"seconds": 0.0}
     with hear() as heard:
-        return _written(session, request, heard, say)
+        for workload in request.workloads:
+            rows, positions, seconds = _fed(session, workload, heard, say)
+            columns = sum(map(len, rows)) // len(positions) // FLOAT_BYTES
+            with Path(request.files["logits"]).open("wb") as file:
+                file.write(_npy_header(len(positions), columns))
+                file.writelines(rows)
+            say(SCORED)
+            facts = {"positions": positions, "vocab_size": columns, "seconds": facts["seconds"] + seconds}
+        facts |= {"experts": heard.write(Path(request.files["experts"]))} if heard else {}
+    reported = session.facts()
+    ran = {key: reported[key] for key in KERNEL_FACTS if key in reported}
+    return facts | {"ran": ran, "versions": reported["versions"]}
 
 
-def _written(session: Session, request: Request, heard: Any, say: Say) -> dict[str, Any]:
-    workload, clock = request.workloads[0], time.monotonic
+def _fed(
+    session: Session, workload: dict[str, Any], heard: Any, say: Say
+) -> tuple[list[bytes], list[int], float]:
+    """The logits of a workload, their positions, and the seconds that they took."""
     ids, prompt, limit_s = workload["ids"], workload["prompt_tokens"], workload["seconds"]
-    keep = workload.get("prompt_keep", prompt)
-    for _ in range(2):  # the first reads the weights from the disk, so its pace does not count
+    keep, clock = workload.get("prompt_keep", prompt), time.monotonic
+    # With a limit twice: the first reads the weights from the disk, so its pace does not count.
+    for _ in range(1 if limit_s is None else 2):
         session.empty(max([prompt, *(end for _, end in workload["windows"])]))
         if heard:
             heard.begin()
@@ -99,40 +115,7 @@ def _written(session: Session, request: Request, heard: Any, say: Say) -> dict[s
         rows += [_bytes(session.feed([token], 1)) for token in ids[first:end]]
         positions += range(first, end)
         fed = end
-    seconds = clock() - began
-    vocab_size = len(rows[0]) // keep // FLOAT_BYTES
-    with Path(request.files["logits"]).open("wb") as file:
-        file.write(_npy_header(len(positions), vocab_size))
-        file.writelines(rows)
-    found = {**_ran(session), "positions": positions, "vocab_size": vocab_size, "seconds": seconds}
-    return found | ({"experts": heard.write(Path(request.files["experts"]))} if heard else {})
-
-
-def score(session: Session, request: Request, say: Say) -> dict[str, Any]:
-    """Write the logits after the last `keep` ids of each of the `windows` as rows of a float32 .npy to
-    files["logits"], one window after the other: at each phase SCORED the file holds one.
-
-    A window is fed at once, from an empty context. A file of one window bounds memory and disk, whatever the
-    vocabulary.
-    """
-    workload, path = request.workloads[0], Path(request.files["logits"])
-    keep, began, vocab_size = workload["keep"], time.monotonic(), 0
-    for ids in workload["windows"]:
-        session.empty(len(ids))
-        rows = _bytes(session.feed(ids, keep))
-        vocab_size = len(rows) // keep // FLOAT_BYTES
-        with path.open("wb") as file:
-            file.write(_npy_header(keep, vocab_size))
-            file.write(rows)
-        say(SCORED)
-    return {**_ran(session), "vocab_size": vocab_size, "seconds": time.monotonic() - began}
-
-
-def _ran(session: Session) -> dict[str, Any]:
-    """The kernels and options that ran, and the stack's versions."""
-    facts = session.facts()
-    ran = {key: facts[key] for key in KERNEL_FACTS if key in facts}
-    return {"ran": ran, "versions": facts["versions"]}
+    return rows, positions, clock() - began
 
 
 def _bytes(logits: Any) -> bytes:

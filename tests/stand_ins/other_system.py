@@ -15,11 +15,9 @@ import selectors  # noqa: F401
 import shutil  # noqa: F401
 import signal
 import socket  # noqa: F401
-import struct
-import subprocess
+import subprocess  # noqa: F401
 import sys
 import tempfile  # noqa: F401
-import termios
 import types
 
 SYSTEM = "win32"
@@ -46,7 +44,7 @@ WINDOWS_LACKS = {
     signal: ("SIGHUP",),
     select: ("poll", "epoll"),
 }
-poll, popen, stat = select.poll, subprocess.Popen.__init__, os.stat
+stat = os.stat
 
 
 def hide(path: object) -> None:
@@ -68,25 +66,6 @@ def locking(fd: int, mode: int, count: int) -> None:
     fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
-def peek(handle: int, size: int) -> tuple[int, int]:
-    waiting = struct.unpack("i", fcntl.ioctl(handle, termios.FIONREAD, b"\0" * 4))[0]
-    looked = poll()
-    looked.register(handle, select.POLLIN)
-    if not waiting and any(found & select.POLLHUP for _, found in looked.poll(0)):
-        raise BrokenPipeError(109, "the pipe has been ended")
-    return waiting, 0
-
-
-class StartupInfo:
-    def __init__(self, lpAttributeList: dict[str, list[int]]) -> None:
-        self.handles = lpAttributeList["handle_list"]
-
-
-def started(self: object, *given: object, startupinfo: StartupInfo | None = None, **more: object) -> None:
-    assert "pass_fds" not in more, "Windows cannot"
-    popen(self, *given, **more, **({"pass_fds": startupinfo.handles} if startupinfo else {}))
-
-
 for library in ("psutil", "numpy", "pandas", "pyarrow.parquet", "rich.console", "rich.progress"):
     with contextlib.suppress(ImportError):  # a worker's environment is without
         __import__(library)
@@ -98,12 +77,7 @@ platform.system = lambda: {"win32": "Windows", "darwin": "Darwin"}[SYSTEM]
 if SYSTEM == "win32":
     for name in ("fcntl", "resource", "pwd", "grp", "termios"):
         sys.modules[name] = None
-    sys.modules["msvcrt"] = types.SimpleNamespace(
-        LK_NBLCK=2, locking=locking, get_osfhandle=lambda fd: fd, open_osfhandle=lambda handle, flags: handle
-    )
-    sys.modules["_winapi"] = types.SimpleNamespace(PeekNamedPipe=peek)
-    os.set_handle_inheritable = os.set_inheritable
-    subprocess.STARTUPINFO, subprocess.Popen.__init__ = StartupInfo, started
+    sys.modules["msvcrt"] = types.SimpleNamespace(LK_NBLCK=2, locking=locking)
 for lacking in (LACKING, WINDOWS_LACKS if SYSTEM == "win32" else {}):
     for module, names in lacking.items():
         for name in names:

@@ -22,10 +22,7 @@ def main(parent_pid: int, command: list[str]) -> int:
 
 
 def kill_group(leader_pid: int) -> None:
-    """Kill a process and all that it started: it leads a session (on Windows: it has not ended)."""
-    if sys.platform == "win32":
-        subprocess.run(["taskkill", "/F", "/T", "/PID", str(leader_pid)], capture_output=True)
-        return
+    """Kill a process and all that it started: it leads a session."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(leader_pid, signal.SIGKILL)
 

@@ -49,6 +49,12 @@ def schema() -> JsonSchemaValue:
     by_format["properties"] |= {quant: {"anyOf": one} for quant in ALL_QUANTS}
     by_format["minProperties"] = 1
     model["weights"]["anyOf"] = [*one, _ref("FormatWeights")]
+    for stack, header in stacks().items():
+        rows = defs[f"{stack}-variant"]["properties"]
+        for name in header.options:
+            several = rows[name]
+            of_option = {key: several.pop(key) for key in ("title", "default", "description")}
+            rows[name] = of_option | {"anyOf": [several["items"], several]}  # one value, or a list of them
     defs["Variant"] = {"oneOf": [_ref(f"{stack}-variant") for stack in stacks()]}
     defs["Exclude"] = _exclude()
     top = file["properties"]

@@ -400,11 +400,8 @@ def _variant_row(stack: str, runners: Path) -> type[VariantRow]:
     for name, option in header.options.items():
         one = _value_type(option, is_secret=name == header.secret)
         many: Any = Annotated[list[one], Field(min_length=1)]  # type: ignore[valid-type]
-        several = BeforeValidator(_one_or_several, json_schema_input_type=one | many)
-        fields[name] = (
-            Annotated[many, several],
-            Field(default=option.default, description=option.help),
-        )
+        field = Field(default=option.default, description=option.help)
+        fields[name] = (Annotated[many, BeforeValidator(_one_or_several)], field)
     return create_model(f"{stack}-variant", __base__=VariantRow, __doc__=header.summary, **fields)
 
 
@@ -432,13 +429,16 @@ def _value_type(option: Option, is_secret: bool) -> Any:
         return server_address(value) if option.type == "url" else value
 
     low, high = option.minimum, option.maximum
+    extra: Any = {"enum": [*option.choices]} if option.choices else None
     if option.type == "int":
         low, high = -_INT32 if low is None else low, _INT32 if high is None else high
-    enum: Any = {"enum": [*option.choices]} if option.choices else None
-    value: Any = Annotated[_TYPES.get(option.type, str), Field(ge=low, le=high, json_schema_extra=enum)]
-    words = Annotated[str, Field(pattern=TOKENS)]
-    written = value | words if option.type == "int" and not option.choices else value
-    return Annotated[value, BeforeValidator(typed, json_schema_input_type=written), AfterValidator(allowed)]
+        extra = extra or {"type": ["integer", "string"], "pattern": TOKENS}
+    rules: list[Any] = [Field(ge=low, le=high, json_schema_extra=extra)]
+    if option.type in ("int", "path", "url"):
+        rules.append(BeforeValidator(typed))
+    if option.choices or is_secret or option.type in ("path", "url"):
+        rules.append(AfterValidator(allowed))
+    return Annotated[(_TYPES.get(option.type, str), *rules)]
 
 
 def expanded(given: Any, loc: Loc, names: list[str], folder: Path, mistakes: Mistakes) -> list[Variant]:
@@ -486,7 +486,7 @@ def expanded(given: Any, loc: Loc, names: list[str], folder: Path, mistakes: Mis
 
 
 def given_values(stack: str, name: str, text: str) -> list[Scalar]:
-    """The values of an option as a command line has them, separated by commas. Raises ConfigError."""
+    """The values of an option of `--option NAME=VALUE,...`. Raises ConfigError."""
     place = f"--option {shortened(f'{name}={text}')}"
     mistakes = Mistakes(lambda loc: place)
     values = [yaml_text.parse(word, lambda line: place)[0] for word in text.split(",")]

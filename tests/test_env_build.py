@@ -9,7 +9,6 @@ import subprocess
 import tarfile
 import zipfile
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -310,7 +309,7 @@ def test_a_package_that_another_requires_may_be_left_out(tmp_path, monkeypatch):
 
 def test_each_thing_asked_for_is_in_the_key(environment):
     asked = environment()["cpu"]
-    without = [replace(asked, **{name: ()}) for name in ("unisolated", "optional", "imports")]
+    without = [asked.model_copy(update={name: ()}) for name in ("unisolated", "optional", "imports")]
     assert len({build.key_of(each) for each in (asked, *without)}) == 4
 
 

@@ -80,7 +80,9 @@ WITH_CONTEXT = HEADER.replace("# [tool.harness.env.cpu]\n", CONTEXT + "# [tool.h
 
 def test_a_stack_says_which_option_sets_its_context_and_when_there_is_none_to_set():
     header = parse("x", WITH_CONTEXT)
-    assert header.context_of({"cache": "static"}) == Context("n_ctx", 256, False, {"cache": ("static",)})
+    assert header.context_of({"cache": "static"}) == Context(
+        option="n_ctx", granule=256, dry=False, when={"cache": ("static",)}
+    )
     assert header.context_of({"cache": "dynamic"}) is None
     assert parse("x", HEADER).context_of({}) is None
 
@@ -109,20 +111,22 @@ def test_the_context_of_every_stack_is_set_by_its_own_option_or_grows(stack, opt
 @pytest.mark.parametrize(
     ("given", "wrong", "sentence"),
     [
-        ("dry = false", "", "needs option, granule and dry; when is optional"),
-        ("dry = false", "dry = false\n# wet = 1", "needs option, granule and dry; when is optional"),
-        ("dry = false", "dry = 0", "has dry = 0, expected true or false"),
-        ("granule = 256", "granule = 0", "has granule = 0, expected a whole number of tokens, at least 1"),
-        ("granule = 256", "granule = true", "has granule = True, expected a whole number"),
-        ('option = "n_ctx"', 'option = "ctx"', "has option = 'ctx', which is no option of type int"),
-        ('option = "n_ctx"', 'option = "cache"', "has option = 'cache', which is no option of type int"),
-        ('cache = "static"', 'cash = "static"', "has when = cash, which is no option"),
-        ('cache = "static"', 'cache = "fixed"', "has when = cache fixed, which is no choice"),
+        ("dry = false", "", "context.0.dry: is missing"),
+        ("dry = false", "dry = false\n# wet = 1", "context.0.wet: unknown key"),
+        ("dry = false", "dry = 0", "context.0.dry: Input should be a valid boolean"),
+        ("granule = 256", "granule = 0", "context.0.granule: Input should be greater than or equal to 1"),
+        ("granule = 256", "granule = true", "context.0.granule: Input should be a valid integer"),
+        ('option = "n_ctx"', 'option = "ctx"', "context has ctx, which is no option of type int"),
+        ('option = "n_ctx"', 'option = "cache"', "context has cache, which is no option of type int"),
+        ('cache = "static"', 'cash = "static"', "context has cash, which is no option"),
+        ('cache = "static"', 'cache = "fixed"', "context has cache fixed, which is no choice"),
     ],
 )
 def test_a_wrong_context_in_a_header_is_one_sentence(given, wrong, sentence):
-    with pytest.raises(HeaderError, match=re.escape(f"runners/stacks/x.py: a context {sentence}")):
+    with pytest.raises(HeaderError) as mistake:
         parse("x", WITH_CONTEXT.replace(given, wrong, 1))
+    assert str(mistake.value).startswith("runners/stacks/x.py: ")
+    assert sentence in str(mistake.value)
 
 
 def test_an_environment_is_named_by_what_it_is_built_from(tmp_path):
@@ -183,7 +187,7 @@ CHANGES = """\
 
 def test_a_stack_says_where_its_kernels_change_with_the_length_of_a_pass():
     header = parse("x", HEADER.replace("# [tool.harness.env.cpu]\n", CHANGES + "# [tool.harness.env.cpu]\n"))
-    assert header.kernel_changes == (KernelChange(8, "to another kernel", "nf4"),)
+    assert header.kernel_changes == (KernelChange(longest=8, then="to another kernel", variant="nf4"),)
     assert parse("x", HEADER).kernel_changes == ()
 
 

@@ -17,7 +17,6 @@ from harness.cli.options import known as known_machines
 from harness.cli.options import reserved, unknown
 from harness.cli.shared_options import RESULTS
 from harness.cli.theory_options import Found
-from harness.stacks.header import references
 from harness.theory import floors, names, tensors
 from harness.theory.decoder import Decoder, dense
 from harness.theory.floors import PUBLISHED, UNITS
@@ -134,6 +133,8 @@ def _is_on(record: Unread, machine: Machine) -> bool:
 
 def _has(record: Unread, weights: str) -> bool:
     """Whether its weights are those of a row."""
+    from harness.stacks.header import references  # pydantic takes 0.1 s
+
     reported = record.get("reported") or {}
     quant = record["variant"] if reported else (record.get("loaded") or {}).get("quant")
     of_gguf = record["stack"] == references()["gguf"].stack

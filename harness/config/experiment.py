@@ -6,6 +6,7 @@ import json
 import re
 from fnmatch import fnmatchcase
 from itertools import product
+from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, TypeVar, get_args
 
 from pydantic import (
@@ -86,6 +87,14 @@ class Frozen(BaseModel):
     model_config = ConfigDict(
         extra="forbid", strict=True, frozen=True, allow_inf_nan=False, use_attribute_docstrings=True
     )
+
+
+def absolute(path: str, folder: Path) -> str:
+    """The absolute path of one that is relative to a folder, absolute, or from ~. Raises ValueError."""
+    try:
+        return str(folder.absolute() / Path(path).expanduser())
+    except RuntimeError:
+        raise ValueError(f'no such user\'s home folder: "{shortened(path)}"') from None
 
 
 # Sizes of memory in a config: text with an explicit unit. Pure.
@@ -394,6 +403,11 @@ class Quality(_Workload):
 
     timed = None
     needs = "logits"
+
+    @field_validator("text")
+    @classmethod
+    def _absolute(cls, text: str, info: ValidationInfo) -> str:
+        return text if text == "default" or info.context is None else absolute(text, info.context)
 
     @field_validator("depths")
     @classmethod

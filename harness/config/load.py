@@ -38,7 +38,6 @@ from harness.config.variants import (
     named_shape,
     safe_name,
     weights_of,
-    workload_of,
 )
 from harness.config.yaml_text import ConfigError, Document, Loc, Mistakes, dotted, expected, shown, suggestion
 from harness.stacks.header import stacks
@@ -77,7 +76,7 @@ def load_document(document: Document, path: Path, settings: Sequence[str] = ()) 
                 mistakes.add(
                     ("models", index), f"{shown(row)} is not weights: for random ones, write {{shape: {row}}}"
                 )
-    file = _file(document.data, mistakes)
+    file = _file(document.data, path.parent, mistakes)
     if _right(mistakes, "gpu", "device") and file.gpu is not None and file.device == "cpu":
         mistakes.add(("gpu",), "needs a GPU device such as cuda; device is cpu")
     placed = _models(file, path.parent, mistakes)
@@ -88,7 +87,8 @@ def load_document(document: Document, path: Path, settings: Sequence[str] = ()) 
     include = _variants(file.include, "include", names, path.parent, mistakes)
     used = {variant.stack for _, variant in variants} if _right(mistakes, "variants") else set(stacks())
     exclude = [exclusion(row, ("exclude", i), used, mistakes) for i, row in enumerate(file.exclude)]
-    workloads = _workloads(file, path.parent, mistakes)
+    _check_workloads(file, mistakes)
+    workloads = file.workloads
     rules = [rule for rule in exclude if rule is not None]
     if _right(mistakes, "models", "variants", "include", "exclude", "workloads"):
         _check_combinations(models, variants + include, rules, workloads, mistakes)
@@ -116,14 +116,16 @@ def _right(mistakes: Mistakes, *keys: str) -> bool:
     return not any(loc[0] in keys or loc[0] not in File.model_fields for loc, _ in mistakes.found)
 
 
-def _file(data: Plain, mistakes: Mistakes) -> File:
+def _file(data: Plain, folder: Path, mistakes: Mistakes) -> File:
     """The form of the file. Of a file with mistakes: the valid keys, so that those are checked too."""
-    if file := mistakes.checked(File, data, ()):
+    if file := mistakes.checked(File, data, (), folder):
         return file
     wrong = {loc[0] for loc, _ in mistakes.found}
     right = {key: data[key] for key in File.model_fields if key in data and key not in wrong}
     lacking = {key: ["any"] for key in ("models", "variants") if key not in right}
-    return File.model_validate(lacking | right).model_copy(update={key: [] for key in lacking})
+    return File.model_validate(lacking | right, context=folder).model_copy(
+        update={key: [] for key in lacking}
+    )
 
 
 def _override(document: Document, setting: str) -> None:
@@ -215,25 +217,21 @@ def _variants(given: list[Any], key: str, names: list[str], folder: Path, mistak
     return found
 
 
-def _workloads(file: File, folder: Path, mistakes: Mistakes) -> list[Workload]:
-    found: list[Workload] = []
+def _check_workloads(file: File, mistakes: Mistakes) -> None:
+    """Check that lengths fit together and no workload occurs twice."""
+    if not _right(mistakes, "protocol"):
+        return
     seen: dict[str, int] = {}
-    known_lengths = _right(mistakes, "protocol")
-    for index, row in enumerate(file.workloads):
-        workload = workload_of(row, ("workloads", index), folder, mistakes)
-        if workload is None:
-            continue
+    for index, workload in enumerate(file.workloads):
         whole = workload.resolved(file.protocol.prompt_tokens, file.protocol.new_tokens)
-        if known_lengths and isinstance(whole, Grow) and whole.new_tokens < 1:
+        if isinstance(whole, Grow) and whole.new_tokens < 1:
             needs = (
                 f"must be above the prompt's {plural(whole.prompt_tokens or 0, 'token')}, got {whole.target}"
             )
             mistakes.add(("workloads", index, "target"), needs)
-        known = seen.setdefault(whole.model_dump_json(), index)
-        if known_lengths and known != index:
-            mistakes.add(("workloads", index), f"the same as workloads.{known}")
-        found.append(workload)
-    return found
+        first = seen.setdefault(whole.model_dump_json(), index)
+        if first != index:
+            mistakes.add(("workloads", index), f"the same as workloads.{first}")
 
 
 def _check_lengths(

@@ -20,33 +20,22 @@ from harness.config.variants import (
     ModelRow,
     PathWeights,
     SyntheticWeights,
-    VariantRow,
+    variant_row,
 )
-from harness.stacks.header import Header, Option, stacks
-from harness.theory import names
+from harness.stacks.header import stacks
 from harness.theory.hf_config import SHAPES
 from harness.theory.tensors import ALL_QUANTS
-
-_JSON_TYPES = {
-    "string": "string",
-    "path": "string",
-    "url": "string",
-    "int": "integer",
-    "float": "number",
-    "bool": "boolean",
-}
 
 
 def schema() -> JsonSchemaValue:
     """The schema as plain data."""
     kinds: list[type[BaseModel]] = [File, ModelRow, InlineShape, PathWeights, HubWeights, SyntheticWeights]
-    kinds += [FormatWeights, VariantRow, *KINDS.values()]
+    kinds += [FormatWeights, *map(variant_row, stacks())]
     _, made = models_json_schema([(kind, "validation") for kind in kinds])
     defs: JsonSchemaValue = made["$defs"]
-    file, row = defs.pop("File"), defs.pop("VariantRow")
-    for name, kind in KINDS.items():
-        defs[kind.__name__]["required"] = ["kind"]
-        defs[kind.__name__]["properties"]["kind"] = {"const": name}
+    file = defs.pop("File")
+    for workload in KINDS.values():
+        defs[workload.__name__].setdefault("required", []).append("kind")
     model = defs["ModelRow"]["properties"]
     model["shape"]["anyOf"] = [
         {"enum": list(SHAPES)},
@@ -61,7 +50,11 @@ def schema() -> JsonSchemaValue:
     by_format["minProperties"] = 1
     model["weights"]["anyOf"] = [*one, _ref("FormatWeights")]
     for stack, header in stacks().items():
-        defs[f"{stack}-variant"] = _variant(header, row)
+        rows = defs[f"{stack}-variant"]["properties"]
+        for name in header.options:
+            several = rows[name]
+            of_option = {key: several.pop(key) for key in ("title", "default", "description")}
+            rows[name] = of_option | {"anyOf": [several["items"], several]}  # one value, or a list of them
     defs["Variant"] = {"oneOf": [_ref(f"{stack}-variant") for stack in stacks()]}
     defs["Exclude"] = _exclude()
     top = file["properties"]
@@ -69,7 +62,6 @@ def schema() -> JsonSchemaValue:
     top["models"]["items"] = {"anyOf": [word, _ref("ModelRow")]}
     top["variants"]["items"] = top["include"]["items"] = _ref("Variant")
     top["exclude"]["items"] = _ref("Exclude")
-    top["workloads"]["items"] = {"oneOf": [_ref(kind.__name__) for kind in KINDS.values()]}
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         **file,
@@ -82,48 +74,11 @@ def _ref(name: str) -> dict[str, str]:
     return {"$ref": f"#/$defs/{name}"}
 
 
-def _variant(header: Header, row: JsonSchemaValue) -> JsonSchemaValue:
-    return {
-        "type": "object",
-        "description": header.summary,
-        "properties": {
-            **row["properties"],
-            "stack": {"const": header.stack},
-            **{name: _option(option) for name, option in header.options.items()},
-        },
-        "required": ["stack"],
-        "additionalProperties": False,
-    }
-
-
-def _option(option: Option) -> JsonSchemaValue:
-    one = _one_or_many(_scalar(option))
-    if option.default is not None:
-        one["default"] = option.default
-    return {"description": option.help, **one}
-
-
-def _scalar(option: Option) -> JsonSchemaValue:
-    value: JsonSchemaValue = {"type": _JSON_TYPES[option.type]}
-    if option.choices:
-        value["enum"] = list(option.choices)
-    if option.minimum is not None:
-        value["minimum"] = option.minimum
-    if option.maximum is not None:
-        value["maximum"] = option.maximum
-    if option.type == "int" and not option.choices:
-        value |= {"type": ["integer", "string"], "pattern": names.TOKENS}
-    return value
-
-
-def _one_or_many(value: JsonSchemaValue) -> JsonSchemaValue:
-    return {"anyOf": [value, {"type": "array", "items": value, "minItems": 1}]}
-
-
 def _exclude() -> JsonSchemaValue:
     names = {key: {"type": "string", "description": "a glob"} for key in EXCLUDED_BY}
     options = sorted({name for header in stacks().values() for name in header.options})
-    any_value = _one_or_many({"type": ["string", "number", "boolean"]})
+    value = {"type": ["string", "number", "boolean"]}
+    any_value = {"anyOf": [value, {"type": "array", "items": value, "minItems": 1}]}
     return {
         "type": "object",
         "description": "a cell is left out where all of these match",

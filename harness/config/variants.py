@@ -6,11 +6,20 @@ import math
 import re
 from collections.abc import Mapping
 from fnmatch import fnmatchcase
+from functools import cache
 from itertools import product
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    Field,
+    ValidationInfo,
+    create_model,
+    field_validator,
+    model_validator,
+)
 
 from harness.base import bounds, data
 from harness.base.files import is_local
@@ -18,29 +27,29 @@ from harness.base.text import server_address, shortened
 from harness.config import yaml_text
 from harness.config.experiment import (
     DEVICE,
-    KINDS,
     REPO,
+    Decode,
     Exclude,
     Frozen,
     Model,
     Name,
     Plain,
     Protocol,
-    Quality,
     Scalar,
     Seed,
     Tokens,
     Variant,
     Weights,
     Workload,
+    absolute,
     tokens_of,
 )
 from harness.config.yaml_text import Loc, Mistakes, expected, shown, suggestion
-from harness.stacks.header import Option, Options, Value, stacks
+from harness.stacks.header import Option, Options, Value, runners_folder, stacks
 from harness.theory import base_shapes, names
 from harness.theory.decoder import dense
 from harness.theory.known_models import Described, NoModel, described
-from harness.theory.names import NotUnderstood
+from harness.theory.names import TOKENS, NotUnderstood
 from harness.theory.tensors import ALL_QUANTS, FORMATS
 
 # The form of the file: the keys of each mapping, and their descriptions for editors.
@@ -68,7 +77,9 @@ class File(Frozen):
     """Variants added after the exclusion."""
     exclude: list[Any] = Field(default=[], max_length=100)
     """Combinations to leave out: globs of model, stack and variant names, and values of options."""
-    workloads: list[Any] = Field(default=[{"kind": "decode"}], min_length=1)
+    workloads: list[Annotated[Workload, Field(discriminator="kind")]] = Field(
+        default=[Decode()], min_length=1
+    )
     """What to run on each model."""
 
 
@@ -110,19 +121,43 @@ class InlineShape(Frozen):
         }
 
 
+QUANT, BITS = "{quant}", "{bits}"
+
+
+def _known_placeholders(text: str) -> str:
+    for placeholder in re.findall(r"\{[^{}]*\}", text):
+        if placeholder not in (QUANT, BITS):
+            raise ValueError(f"unknown placeholder {shown(placeholder)}; known: {QUANT}, {BITS}")
+    return text
+
+
+Template = Annotated[str, Field(min_length=1), AfterValidator(_known_placeholders)]
+"""Text in which `{quant}` and `{bits}` stand for the variant's."""
+
+
 class PathWeights(Frozen):
     """A GGUF file or a checkpoint's folder here; `{quant}` and `{bits}` stand for the variant's."""
 
-    path: Annotated[str, Field(min_length=1)]
+    path: Template
     """Relative to this file's folder, absolute, or from ~."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _of_text(cls, given: Any) -> Any:
+        return {"path": given} if isinstance(given, str) else given
+
+    @field_validator("path")
+    @classmethod
+    def _absolute(cls, path: str, info: ValidationInfo) -> str:
+        return absolute(path, info.context) if info.context else path
 
 
 class HubWeights(Frozen):
     """A checkpoint of the Hugging Face hub, or one GGUF file of a repository there."""
 
-    repo: Annotated[str, Field(pattern=REPO)]
+    repo: Annotated[str, Field(pattern=REPO), AfterValidator(_known_placeholders)]
     """org/name; `{quant}` and `{bits}` stand for the variant's."""
-    file: Annotated[str, Field(min_length=1)] | None = None
+    file: Template | None = None
     """A GGUF in the repository, `{quant}` the variant's quantization; without it, the checkpoint."""
     revision: Annotated[str, Field(min_length=1)] = "main"
     """A branch, a tag or a commit; records have the commit."""
@@ -190,7 +225,6 @@ class VariantRow(Frozen):
 # Parse the rows of models and of workloads.
 
 
-QUANT, BITS = "{quant}", "{bits}"
 _FORMATS = tuple(FormatWeights.model_fields)
 _BY_FORMAT = (*_FORMATS, *ALL_QUANTS)
 
@@ -307,40 +341,25 @@ def _weights(given: Any, loc: Loc, folder: Path, mistakes: Mistakes) -> Weights 
         if is_misspelt and not (folder / given).exists():
             mistakes.add(loc, f"unknown weights {shown(given)}{hint}")
             return None
-        return _weights({"path": given}, loc, folder, mistakes)
-    if not isinstance(given, dict):
+    elif not isinstance(given, dict):
         mistakes.add(loc, expected("synthetic, a path or a mapping", given))
-    elif "repo" in given or "file" in given:
+        return None
+    if isinstance(given, dict) and ("repo" in given or "file" in given):
         hub = mistakes.checked(HubWeights, given, loc)
-        known = hub and [
-            _known_placeholders(text, (*loc, key), mistakes)
-            for key, text in (("repo", hub.repo), ("file", hub.file or ""))
-        ]
-        if hub and known and all(known):
-            return Weights(kind="hub", **hub.model_dump())
-    elif "path" in given:
-        local = mistakes.checked(PathWeights, given, loc)
-        if local and _known_placeholders(local.path, loc, mistakes):
-            path = _absolute(local.path, loc, folder, mistakes)
-            return Weights(kind="path", path=path) if path else None
-    elif "synthetic" in given:
-        made = mistakes.checked(SyntheticWeights, given, loc)
-        return Weights(seed=made.seed) if made else None
-    else:
-        formats = () if loc[-1] in _BY_FORMAT else _FORMATS
-        for key in given:
-            hint = suggestion(key, ("path", "repo", "file", "synthetic", *formats))
-            mistakes.add((*loc, key), "unknown key" + hint)
-        if not given:
-            mistakes.add(loc, "expected path, repo, or synthetic: true")
+        return Weights(kind="hub", **hub.model_dump()) if hub else None
+    if isinstance(given, str) or "path" in given:
+        local = mistakes.checked(PathWeights, given, loc, folder)
+        return Weights(kind="path", path=local.path) if local else None
+    if "synthetic" in given:
+        random = mistakes.checked(SyntheticWeights, given, loc)
+        return Weights(seed=random.seed) if random else None
+    formats = () if loc[-1] in _BY_FORMAT else _FORMATS
+    for key in given:
+        hint = suggestion(key, ("path", "repo", "file", "synthetic", *formats))
+        mistakes.add((*loc, key), "unknown key" + hint)
+    if not given:
+        mistakes.add(loc, "expected path, repo, or synthetic: true")
     return None
-
-
-def _known_placeholders(text: str, loc: Loc, mistakes: Mistakes) -> bool:
-    unknown = [found for found in re.findall(r"\{[^{}]*\}", text) if found not in (QUANT, BITS)]
-    if unknown:
-        mistakes.add(loc, f"unknown placeholder {shown(unknown[0])}; known: {QUANT}, {BITS}")
-    return not unknown
 
 
 def _name_of(weights: Weights) -> str | None:
@@ -358,47 +377,68 @@ def safe_name(text: str) -> str:
     return re.sub(r"[^A-Za-z0-9._-]+", "-", text).strip("-._")[:64]
 
 
-def workload_of(given: Any, loc: Loc, folder: Path, mistakes: Mistakes) -> Workload | None:
-    """The workload of a row; null after adding its mistakes. A relative path starts at `folder`."""
-    if not isinstance(given, dict):
-        mistakes.add(loc, expected("a mapping such as {kind: decode}", given))
-    elif "kind" not in given:
-        mistakes.add((*loc, "kind"), "is missing" + suggestion(None, KINDS))
-    elif (kind := given["kind"]) not in list(KINDS):
-        mistakes.add((*loc, "kind"), f"unknown workload {shown(kind)}" + suggestion(kind, KINDS))
-    else:
-        workload: Workload | None = mistakes.checked(KINDS[kind], given, loc)
-        if isinstance(workload, Quality) and workload.text != "default":
-            text = _absolute(workload.text, (*loc, "text"), folder, mistakes)
-            return workload.model_copy(update={"text": text}) if text else None
-        return workload
-    return None
-
-
-def _absolute(path: str, loc: Loc, folder: Path, mistakes: Mistakes) -> str | None:
-    try:
-        return str(folder.absolute() / Path(path).expanduser())
-    except RuntimeError:
-        mistakes.add(loc, f"no such user's home folder: {shown(path)}")
-        return None
-
-
 # Parse the rows of variants and exclusions: check options by the stack's header, expand matrices.
 
 
 EXCLUDED_BY = ("model", "stack", "variant", "workload")  # globs; other keys are values of options
 
-_TYPES: dict[str, tuple[str, tuple[type, ...]]] = {
-    "string": ("text", (str,)),
-    "path": ("a path", (str,)),
-    "url": ("an address", (str,)),
-    "int": ("a whole number", (int,)),
-    "float": ("a number", (int, float)),
-    "bool": ("true or false", (bool,)),
-}
+_TYPES = {"int": int, "float": float, "bool": bool}  # all others are text
 _INT32 = 2**31 - 1  # stacks pass whole numbers to C, which silently truncates larger ones
 _MAX_NAME = 100
 SECRET = r"HARNESS_[A-Z0-9_]{1,60}"  # a config of somebody else's must not send another key to its server
+
+
+def variant_row(stack: str) -> type[VariantRow]:
+    """The form of a variant's row: its keys, and each option of the stack with a value or a list of them."""
+    return _variant_row(stack, runners_folder())
+
+
+@cache
+def _variant_row(stack: str, runners: Path) -> type[VariantRow]:
+    header = stacks()[stack]
+    fields: dict[str, Any] = {"stack": (Literal[stack], ...)}
+    for name, option in header.options.items():
+        one = _value_type(option, is_secret=name == header.secret)
+        many: Any = Annotated[list[one], Field(min_length=1)]  # type: ignore[valid-type]
+        field = Field(default=option.default, description=option.help)
+        fields[name] = (Annotated[many, BeforeValidator(_one_or_several)], field)
+    return create_model(f"{stack}-variant", __base__=VariantRow, __doc__=header.summary, **fields)
+
+
+def _one_or_several(value: Any) -> Any:
+    if value == []:
+        raise ValueError("an empty list gives no variants")
+    return value if isinstance(value, list) else [value]
+
+
+def _value_type(option: Option, is_secret: bool) -> Any:
+    """The type of one value of an option, its bounds and its choices."""
+
+    def typed(value: Any) -> Any:
+        if option.type in ("path", "url") and not isinstance(value, str):
+            raise ValueError(expected("a path" if option.type == "path" else "an address", value))
+        return tokens_of(value) if option.type == "int" else value
+
+    def allowed(value: Any) -> Any:
+        if option.choices and value not in option.choices:
+            raise ValueError(f"unknown {option.name} {shown(value)}" + suggestion(value, option.choices))
+        if is_secret and not re.fullmatch(SECRET, value):
+            raise ValueError("must be the name of a variable, HARNESS_..., never the key itself")
+        if option.type == "path":
+            absolute(value, Path())  # a variant's name has the path as it was written
+        return server_address(value) if option.type == "url" else value
+
+    low, high = option.minimum, option.maximum
+    extra: Any = {"enum": [*option.choices]} if option.choices else None
+    if option.type == "int":
+        low, high = -_INT32 if low is None else low, _INT32 if high is None else high
+        extra = extra or {"type": ["integer", "string"], "pattern": TOKENS}
+    rules: list[Any] = [Field(ge=low, le=high, json_schema_extra=extra)]
+    if option.type in ("int", "path", "url"):
+        rules.append(BeforeValidator(typed))
+    if option.choices or is_secret or option.type in ("path", "url"):
+        rules.append(AfterValidator(allowed))
+    return Annotated[(_TYPES.get(option.type, str), *rules)]
 
 
 def expanded(given: Any, loc: Loc, names: list[str], folder: Path, mistakes: Mistakes) -> list[Variant]:
@@ -408,37 +448,24 @@ def expanded(given: Any, loc: Loc, names: list[str], folder: Path, mistakes: Mis
         mistakes.add(loc, expected("a mapping such as {stack: llamacpp, quant: q4_0}", given))
         return []
     before = len(mistakes.found)
-    keys = list(VariantRow.model_fields)
-    row = mistakes.checked(VariantRow, {key: given[key] for key in keys if key in given}, loc)
+    stack = given.get("stack")
+    header = stacks().get(stack) if isinstance(stack, str) else None
+    if header is None:
+        known = {key: given[key] for key in VariantRow.model_fields if key in given}
+        if mistakes.checked(VariantRow, known, loc):
+            mistakes.add((*loc, "stack"), f"unknown stack {shown(stack)}" + suggestion(stack, stacks()))
+        return []
+    row = mistakes.checked(variant_row(header.stack), given, loc)
     if row is None:
         return []
     for index, glob in enumerate(row.models):
         if names and not any(fnmatchcase(name, glob) for name in names):
             mistakes.add((*loc, "models", index), f"{shown(glob)} matches no model" + suggestion(glob, names))
-    header = stacks().get(row.stack)
-    if header is None:
-        mistakes.add((*loc, "stack"), f"unknown stack {shown(row.stack)}" + suggestion(row.stack, stacks()))
-        return []
-    values: dict[str, list[Scalar]] = {}
-    for key, value in given.items():
-        if key in keys:
-            continue
-        if key not in header.options:
-            mistakes.add((*loc, key), "unknown key" + suggestion(key, [*header.options, *keys]))
-            continue
-        values[key] = _values(value, header.options[key].type == "int")
-        if not values[key]:
-            mistakes.add((*loc, key), "an empty list gives no variants")
-        for index, item in enumerate(values[key]):
-            if wrong := _option_mistake(header.options[key], item):
-                mistakes.add((*loc, key, index) if isinstance(value, list) else (*loc, key), wrong)
-        for item in values[key]:
-            if key == header.secret and not re.fullmatch(SECRET, str(item)):
-                mistakes.add((*loc, key), "must be the name of a variable, HARNESS_..., never the key itself")
     if len(mistakes.found) > before:
         return []
+    values: dict[str, list[Scalar]] = {key: getattr(row, key) for key in given if key in header.options}
     for key in [key for key in values if header.options[key].type == "url"]:
-        values[key] = [*dict.fromkeys(server_address(str(url)) for url in values[key])]
+        values[key] = [*dict.fromkeys(values[key])]  # two spellings of one address
     if (count := math.prod(len(v) for v in values.values())) > bounds.CONFIG_CELLS:
         mistakes.add(loc, f"a matrix of {count} variants; at most {bounds.CONFIG_CELLS}")
         return []
@@ -452,33 +479,23 @@ def expanded(given: Any, loc: Loc, names: list[str], folder: Path, mistakes: Mis
             mistakes.add(loc, f"the variant name {shown(name)} is too long; give it a shorter name")
             return []
         for key in [key for key, path in options.items() if path and header.options[key].type == "path"]:
-            options[key] = _absolute(str(options[key]), (*loc, key), folder, mistakes) or ""
+            options[key] = absolute(str(options[key]), folder)
         of = {"models": tuple(row.models), "where": tuple(row.where)}
         found.append(Variant(stack=row.stack, name=name, options=options, **of))
     return found
 
 
-def _values(given: Any, whole: bool) -> list[Any]:
-    """The values of an option; 32k is 32,768 where they are whole numbers."""
-    values = given if isinstance(given, list) else [given]
-    return [tokens_of(value) for value in values] if whole else values
-
-
 def given_values(stack: str, name: str, text: str) -> list[Scalar]:
-    """The values of an option as a command line has them, parted by commas. Raises ConfigError."""
+    """The values of an option of `--option NAME=VALUE,...`. Raises ConfigError."""
     place = f"--option {shortened(f'{name}={text}')}"
     mistakes = Mistakes(lambda loc: place)
-    option = stacks()[stack].options.get(name)
-    values: list[Any] = []
-    if option is None:
-        mistakes.add((), f"unknown option of {stack}" + suggestion(name, stacks()[stack].options))
-    else:
-        parsed = [yaml_text.parse(each, lambda line: place)[0] for each in text.split(",")]
-        values = _values(parsed, option.type == "int")
-        for wrong in filter(None, (_option_mistake(option, value) for value in values)):
-            mistakes.add((), wrong)
+    values = [yaml_text.parse(word, lambda line: place)[0] for word in text.split(",")]
+    if name not in (options := stacks()[stack].options):
+        mistakes.add((), f"unknown option of {stack}" + suggestion(name, options))
+    row = not mistakes.found and mistakes.checked(variant_row(stack), {"stack": stack, name: values}, ())
+    mistakes.found = [((), sentence) for _, sentence in mistakes.found]
     mistakes.stop_if_any()
-    return values
+    return list(getattr(row, name))
 
 
 def varied(variant: Variant, changes: Mapping[str, Scalar]) -> Variant:
@@ -541,30 +558,6 @@ def _word(value: Scalar) -> str:
     return str(value).lower() if isinstance(value, bool) else re.sub(r"[^A-Za-z0-9._+-]+", "-", str(value))
 
 
-def _option_mistake(option: Option, value: Any) -> str | None:
-    """What is wrong with a value given for an option."""
-    what, types = _TYPES[option.type]
-    if type(value) not in types:
-        return expected(what, value)
-    if option.choices and value not in option.choices:
-        return f"unknown {option.name} {shown(value)}" + suggestion(value, option.choices)
-    if option.type == "url":
-        try:
-            server_address(value)
-        except ValueError as wrong:
-            return str(wrong)
-    if option.type not in ("int", "float"):
-        return None
-    if not math.isfinite(value):
-        return f"must be a finite number, got {value}"
-    widest = _INT32 if option.type == "int" else math.inf
-    low = -widest if option.minimum is None else option.minimum
-    high = widest if option.maximum is None else option.maximum
-    if value < low:
-        return f"must be at least {low}, got {value}"
-    return f"must be at most {high}, got {value}" if value > high else None
-
-
 def exclusion(given: Any, loc: Loc, used: set[str], mistakes: Mistakes) -> Exclude | None:
     """The rule of a row; null after adding its mistakes. `used`: the stacks of the variants."""
     if not isinstance(given, dict) or not given:
@@ -578,7 +571,8 @@ def exclusion(given: Any, loc: Loc, used: set[str], mistakes: Mistakes) -> Exclu
     for key, glob in names.items():
         if not isinstance(glob, str):
             mistakes.add((*loc, key), expected("text", glob))
-    wanted = {key: tuple(_values(value, known.get(key) == "int")) for key, value in options.items()}
+    wanted = {key: tuple(value) if isinstance(value, list) else (value,) for key, value in options.items()}
+    wanted |= {key: tuple(map(tokens_of, wanted[key])) for key in wanted if known.get(key) == "int"}
     for key, values in wanted.items():
         if key not in known:
             hint = suggestion(key, [*sorted(known), *EXCLUDED_BY])

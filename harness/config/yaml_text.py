@@ -15,7 +15,7 @@ from pydantic import BaseModel, ValidationError
 from harness.base import bounds, data
 from harness.base.files import NotStarted, nearest
 from harness.base.text import alike, shortened
-from harness.config.experiment import PATTERNS, Plain
+from harness.config.experiment import KINDS, PATTERNS, Plain
 
 # Mistakes in a config, as sentences: what is wrong, where, and what was probably meant.
 
@@ -40,6 +40,7 @@ _EXAMPLES: dict[Loc, str] = {
     ("models",): ", such as models: [{shape: qwen1.5-0.5b, weights: synthetic}]",
     ("variants",): ", such as variants: [{stack: llamacpp, quant: q4_0}]",
 }
+_OF_KIND = ("union_tag_not_found", "union_tag_invalid")
 _BOUNDS = {
     "greater_than": ("more than", "gt"),
     "greater_than_equal": ("at least", "ge"),
@@ -114,14 +115,27 @@ class Mistakes:
         more = len(self.found) - MOST_SHOWN
         raise ConfigError("\n".join([*lines, f"and {more} more"] if more > 0 else lines))
 
-    def checked(self, kind: type[_Row], row: object, loc: Loc) -> _Row | None:
-        """The row as `kind`; null after adding its mistakes."""
+    def checked(self, kind: type[_Row], row: object, loc: Loc, folder: Path | None = None) -> _Row | None:
+        """The row as `kind`; None after adding its mistakes. Relative paths start at `folder`."""
         try:
-            return kind.model_validate(row)
+            return kind.model_validate(row, context=folder)
         except ValidationError as wrong:
             for error in wrong.errors(include_url=False):
-                self.add(loc + error["loc"], _sentence(kind, error))
+                self.add(loc + _loc_in(row, error), _sentence(kind, error))
             return None
+
+
+def _loc_in(row: Any, error: Any) -> Loc:
+    """Where an error is in the row as it was written: without pydantic's tag of a union and without the index
+    of a value that may be a list and is not."""
+    loc: list[str | int] = []
+    for part in error["loc"]:
+        if part in row if isinstance(row, dict) else isinstance(row, list) and isinstance(part, int):
+            row = row[part]
+            loc.append(part)
+    if error["type"] == "missing":
+        loc.append(error["loc"][-1])
+    return (*loc, "kind") if error["type"] in _OF_KIND else tuple(loc)
 
 
 def _sentence(kind: type[BaseModel], error: Any) -> str:
@@ -141,6 +155,9 @@ def _sentence(kind: type[BaseModel], error: Any) -> str:
     if name == "literal_error":
         known = re.findall(r"'([^']*)'", context["expected"]) or [context["expected"]]
         return f"cannot be {shown(given)}" + suggestion(given, known)
+    if name in _OF_KIND:
+        word = given.get("kind")
+        return ("is missing" if word is None else f"unknown workload {shown(word)}") + suggestion(word, KINDS)
     if name == "value_error":
         return str(context["error"])
     if name == "too_short":
@@ -155,14 +172,23 @@ def _plain(bound: float) -> str:
     return str(int(bound)) if bound == int(bound) else str(bound)
 
 
-def _keys(kind: type[BaseModel], loc: Iterable[str | int]) -> list[str]:
-    """The keys a mapping at loc may have."""
+def _keys(kind: type[BaseModel], loc: Loc) -> list[str]:
+    """The keys that a mapping at loc may have; a tag in it chooses among the models of a union."""
+    models = [kind]
     for part in loc:
-        given = kind.model_fields[str(part)].annotation
-        inner = next((each for each in get_args(given) if each is not type(None)), given)
-        assert isinstance(inner, type)
-        kind = inner
-    return list(kind.model_fields)
+        fields = [model.model_fields[part] for model in models if part in model.model_fields]
+        tagged = [
+            model for model in models if getattr(model.model_fields.get("kind"), "default", None) == part
+        ]
+        models = tagged or [model for field in fields for model in _models(field.annotation)] or models
+    return [*dict.fromkeys(key for model in models for key in model.model_fields)]
+
+
+def _models(annotation: Any) -> list[type[BaseModel]]:
+    """The models in an annotation."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return [annotation]
+    return [model for inner in get_args(annotation) for model in _models(inner)]
 
 
 # A YAML text to plain data, with the line of every key.

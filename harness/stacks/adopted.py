@@ -11,7 +11,7 @@ import signal
 import subprocess
 import tempfile
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import TypedDict
@@ -89,7 +89,7 @@ def with_workarounds(environment: Environment) -> Environment:
     if not environment.source_builds or not loses_tiles():
         return environment
     flags = {name: f"{os.environ.get(name, '')} {NO_AMX}".strip() for name in ("CFLAGS", "CXXFLAGS")}
-    return replace(environment, variables=environment.variables | flags)
+    return environment.model_copy(update={"variables": environment.variables | flags})
 
 
 @cache
@@ -238,7 +238,7 @@ def look(environment: Environment, python: Path) -> Interpreter:
     versions = [f"{packages[each]['name']}=={packages[each]['version']}" for each in needed]
     return Interpreter(
         # Variables and builds are those of `env create`.
-        replace(environment, variables={}, source_builds=(), lock_name=""),
+        environment.model_copy(update={"variables": {}, "source_builds": (), "lock_name": ""}),
         python,
         tuple(sorted(versions, key=str.lower)),
         {module: _why_not(python, module) for module in environment.imports},

@@ -15,7 +15,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 from itertools import takewhile
 from math import inf
@@ -49,7 +49,7 @@ def for_this_machine(environment: Environment) -> Environment:
     if found and _ARCHITECTURES not in given:
         given = f"{given} {_ARCHITECTURES}{';'.join(each.replace('.', '') for each in found)}".strip()
     variables = environment.variables | ({"CMAKE_ARGS": given} if given else {})
-    return replace(environment, variables=variables, toolkit=toolkit_version())
+    return environment.model_copy(update={"variables": variables, "toolkit": toolkit_version()})
 
 
 def toolkit_version() -> str:

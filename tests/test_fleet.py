@@ -20,8 +20,8 @@ from harness import config as configs
 from harness.campaign.fleet import files as fleet_files
 from harness.campaign.fleet.cluster import Cluster, Node, Nodes, devices_of, place_of
 from harness.campaign.fleet.devices import DeviceProgress, portable
-from harness.campaign.fleet.files import Copy, CopyFailed, Damaged, File, Known, just_before
-from harness.campaign.fleet.on_node import Lines, sha256
+from harness.campaign.fleet.files import Damaged, Known, just_before
+from harness.campaign.fleet.on_node import Lines
 from harness.cli import fleet as cli_fleet
 from harness.config import plan
 
@@ -268,74 +268,6 @@ def test_a_survey_has_a_record_to_be_for_each_cell(config, tmp_path, fake_interp
     assert line["event"] == "surveyed"
     assert len(line["cells"]) == 2
     assert line["shared"]["campaign"]["fleet"]["device"] == "local"
-
-
-# Weights that travel
-
-
-def offered(tmp_path: Path, target: str, **files: bytes) -> Copy:
-    """A copy of files that another node has."""
-    found: dict[str, File] = {}
-    for name, content in files.items():
-        path = tmp_path / "other" / name
-        path.parent.mkdir(exist_ok=True)
-        path.write_bytes(content)
-        found[f"{name}.bin"] = {"source": str(path), "bytes": len(content), "mtime_ns": 10**18}
-    return {"node": "n", "target": target, "files": found}
-
-
-def fetched(node: str, file: File, path: Path) -> str:
-    path.write_bytes(Path(file["source"]).read_bytes())
-    return sha256(file["source"])
-
-
-def in_cache(cache: Path) -> list[str]:
-    return sorted(str(p.relative_to(cache / "weights")) for p in (cache / "weights").rglob("*.bin"))
-
-
-def test_a_copy_of_weights_is_whole_and_as_old_as_its_source_and_comes_once(tmp_path, own_cache):
-    copy = offered(tmp_path, "0123/hf", a=b"one", b=b"two")
-    assert fleet_files.receive_copy(copy, fetched)
-    assert in_cache(own_cache) == ["0123/hf/a.bin", "0123/hf/b.bin"]
-    assert (own_cache / "weights" / "0123" / "hf" / "a.bin").stat().st_mtime_ns == 10**18
-    assert not fleet_files.receive_copy(copy, nothing)  # which would raise
-
-
-def test_a_copy_that_changed_on_its_way_or_ends_early_is_not_in_the_cache(tmp_path, own_cache):
-    def bad(node: str, file: File, path: Path) -> str:
-        fetched(node, file, path)
-        path.write_bytes(b"two!" if file["source"].endswith("b") else b"one")
-        return sha256(file["source"])
-
-    def ends(node: str, file: File, path: Path) -> str:
-        path.write_bytes(b"o")
-        raise CopyFailed("gone")
-
-    for fetch, says in ((bad, "changed on its way"), (ends, "gone")):
-        with pytest.raises(CopyFailed, match=says):
-            fleet_files.receive_copy(offered(tmp_path, "0123/hf", a=b"one", b=b"two"), fetch)
-        assert in_cache(own_cache) == []
-
-
-@pytest.mark.parametrize("target", ["../envs/x", "/etc/x", "0123/../../envs/x"])
-def test_a_copy_leads_nowhere_but_into_the_weights_of_the_cache(tmp_path, own_cache, target):
-    with pytest.raises(CopyFailed, match="out of the cache"):
-        fleet_files.receive_copy(offered(tmp_path, target, a=b"one"), fetched)
-
-
-def test_a_node_makes_weights_itself_that_it_gets_no_good_copy_of(
-    own_cache, real_config, tmp_path, llamacpp_interpreter, monkeypatch
-):
-    path = real_config({"stack": "llamacpp", "quant": "q8_0"})
-    (stocked,) = (line for line in done(job_of("stock", path, copies=[])) if line["event"] == "stocked")
-    assert not stocked["lacks"]
-    (copy,) = stocked["copies"]
-    monkeypatch.setenv("HARNESS_CACHE", str(other := tmp_path / "second"))
-    other.mkdir()
-    (other / "envs").symlink_to(own_cache / "envs")
-    lines = done(job_of("stock", path, copies=[copy]), {"sha256": None, "lacks": "NodeDiedError"})
-    assert f"{copy['target']} are made here: it cannot be copied (NodeDiedError)" in str(lines)
-    assert (other / "weights" / copy["target"]).stat().st_size == copy["files"][""]["bytes"]
 
 
 # Mistakes of a user

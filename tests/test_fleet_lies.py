@@ -229,10 +229,6 @@ LIES: dict[str, tuple[Lie, str]] = {
     "deep JSON": (instead("[" * 100_000), "a line that no node sends: it is not JSON"),
     "no number": (instead('{"event": "message", "line": NaN}'), "a line that no node sends: it is not JSON"),
     "another event": (instead({"event": "exec"}), "its node sent a line that no node sends"),
-    "an event of another job": (
-        instead({"event": "stocked", "copies": [], "lacks": False}, {"event": "record"}),
-        "in record, parcel is missing",
-    ),
     "half a line": (instead({"event": "record"}), "in record, parcel is missing"),
     "a long reason": (
         instead({"event": "failed", "reason": "x" * (1 << 17)}),

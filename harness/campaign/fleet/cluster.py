@@ -116,10 +116,6 @@ class FleetFile(Frozen):
     """Of its Ray cluster."""
     devices: Json = Field(default={})
     """Its devices, by the names of their Ray resources; by default all that its nodes have."""
-    share_weights: bool = False
-    """Copy weights that one node has made or downloaded to the others."""
-    tls: access.Certificates | None = None
-    """Encrypt what goes between machines."""
 
 
 class DeviceRow(Frozen):
@@ -134,14 +130,11 @@ class DeviceRow(Frozen):
 @dataclass(frozen=True)
 class Place:
     """`address`: of Ray; with `local`, the nodes of a cluster on this machine, empty. `devices`: rows by the
-    name of the resource; empty: all devices of all nodes. `share_weights`: as in the file. `variables`: for
-    Ray, of its certificates."""
+    name of the resource; empty: all devices of all nodes."""
 
     address: str
     local: int = 0
     devices: Mapping[str, DeviceRow] = field(default_factory=dict)
-    share_weights: bool = False
-    variables: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def words(self) -> str:
@@ -184,8 +177,7 @@ def _of_file(path: Path) -> Place:
     mistakes.stop_if_any()
     assert file is not None
     there = place_of(file.address)
-    variables = file.tls.variables(path.parent) if file.tls else {}
-    return Place(there.address, there.local, rows, file.share_weights, variables)
+    return Place(there.address, there.local, rows)
 
 
 # Ray: connect to a cluster or start one here, place jobs on its devices, and see what became of them.
@@ -390,7 +382,6 @@ def connected(place: Place, allow_unauthenticated: bool = False) -> Iterator[Clu
         raise FleetError("a fleet needs Ray, which is not installed here: pip install 'ray[client]>=2.60'")
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # a refused certificate is a sentence of ours
-    os.environ.update(place.variables)
     with ExitStack() as around:
         address = around.enter_context(started(place.local)) if place.local else place.address
         import ray

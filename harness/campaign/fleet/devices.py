@@ -6,7 +6,7 @@ import hashlib
 import itertools
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Protocol
@@ -16,7 +16,7 @@ from typing_extensions import NotRequired, TypedDict
 from harness.base import data
 from harness.campaign.fleet import files, incoming
 from harness.campaign.fleet.cluster import Cluster, Node, Nodes, Outcome, Place
-from harness.campaign.fleet.files import Copy, Job, Json, Parcel
+from harness.campaign.fleet.files import Job, Json, Parcel
 from harness.campaign.rounds import RunOptions
 from harness.config import Experiment, Quality
 from harness.config.plan import Cell
@@ -224,10 +224,6 @@ class Jobs:
             "earlier": list(earlier),
         }
 
-    def stock(self, device: str, cells: Sequence[str], copies: Sequence[Copy]) -> Job:
-        """`copies`: what other nodes offer."""
-        return {**self._of(device, cells), "do": "stock", "wait": self._waits, "copies": list(copies)}
-
     @property
     def _waits(self) -> bool:
         """The nodes of a local cluster are one machine, on which real stacks take turns."""
@@ -327,83 +323,6 @@ class Messages:
 
 def _steady(progress: DeviceProgress) -> object:
     return {**progress, "eta_s": None}
-
-
-# Before the first campaign: one node after the other makes or downloads weights, and the others copy them.
-#
-# Nothing is copied while a campaign runs: sending disturbs the node that sends. A node that joins then, and
-# everything that cannot be copied, has its weights made by its campaign, as without `share_weights`.
-
-
-NOT_SHARED = "weights are not shared"
-
-
-class Stock:
-    """`jobs`: those under way, by name. `say`: takes the kind of an event, a node, and a text."""
-
-    def __init__(self, cluster: Cluster, jobs: Jobs, say: Callable[..., None]) -> None:
-        self._cluster, self._jobs, self._say = cluster, jobs, say
-        self._numbers = itertools.count(1)
-        self._offered: dict[tuple[str, str], set[str]] = {}  # to a node with a device: targets of copies
-        self._lack: set[tuple[str, str]] = set()  # nodes with a device that could not have all
-        self._copies: dict[str, Copy] = {}
-        self.jobs: dict[str, tuple[Node, str]] = {}
-
-    def begin(
-        self, devices: Iterable[tuple[Device, Collection[Node]]], lacking: Callable[[Device], list[str]]
-    ) -> bool:
-        """Give the next nodes their weights; false if nothing is left to do. One node of each device comes
-        first, as later nodes may copy its weights; then all others; then nodes without weights that another
-        node has since. `lacking`: the cells of a device without a record."""
-        if self.jobs:
-            return True
-        left = []
-        for device, nodes in devices:
-            new = [node for node in nodes if (node.id, device.name) not in self._offered]
-            if new and len(new) == len(nodes):
-                left = [(device, new[0])]
-                break
-            left += [
-                (device, node) for node in nodes if node in new or self._can_have_more(node, device.name)
-            ]
-        for device, node in left:
-            self._give(device, node, lacking(device))
-        return bool(left)
-
-    def _can_have_more(self, node: Node, device: str) -> bool:
-        known = self._offered[node.id, device]
-        return (node.id, device) in self._lack and any(key not in known for key in self._from_others(node))
-
-    def _from_others(self, node: Node) -> dict[str, Copy]:
-        return {key: each for key, each in self._copies.items() if each["node"] != node.id}
-
-    def _give(self, device: Device, node: Node, cells: list[str]) -> None:
-        name = f"weights {next(self._numbers)}"
-        offered = self._from_others(node)
-        self._offered.setdefault((node.id, device.name), set()).update(offered)
-        self.jobs[name] = node, device.name
-        job = self._jobs.stock(device.name, cells, list(offered.values()))
-        self._cluster.submit(name, job, node=node.id)
-
-    def hear(self, name: str, line: Json) -> None:
-        """A line of one of its jobs."""
-        node, device = self.jobs[name]
-        if line["event"] == "stocked":
-            for each in line["copies"]:
-                self._copies.setdefault(each["target"], each)
-            (self._lack.add if line["lacks"] else self._lack.discard)((node.id, device))
-        elif line["event"] in ("message", "warning"):
-            self._say(line["event"], node, text=line["line"])
-        elif line["event"] == "failed":
-            self._say("warning", node, text=f"{NOT_SHARED}: {line['reason']}")
-
-    def end(self, name: str, outcome: Outcome) -> None:
-        """One of its jobs has ended."""
-        node, _ = self.jobs.pop(name)
-        if outcome.lost is not None or outcome.error:
-            self._say("warning", node, text=f"{NOT_SHARED}: {outcome.lost or outcome.error}")
-        if outcome.lost is not None:
-            self._copies = self._from_others(node)
 
 
 # Surveys: each node of a fleet reports once, for each of its devices, on cells before these run.

@@ -14,7 +14,7 @@ from harness.campaign import repeat
 from harness.campaign.fleet import files, incoming
 from harness.campaign.fleet.access import FleetError
 from harness.campaign.fleet.cluster import NODE_LEFT, Cluster, HeadLost, Nodes, Outcome, Place
-from harness.campaign.fleet.devices import Campaign, Device, FleetWatcher, Jobs, Messages, Stock, Surveys
+from harness.campaign.fleet.devices import Campaign, Device, FleetWatcher, Jobs, Messages, Surveys
 from harness.campaign.fleet.files import Damaged, Json, Known, Parcel, identity, just_before
 from harness.campaign.rounds import RunOptions, Stopped
 from harness.config import Experiment
@@ -75,7 +75,6 @@ class _Driver:
         self._numbers = itertools.count(1)
         self._nodes = Nodes(cluster, place, cells, self._messages.say)
         self._jobs = Jobs(experiment, options, place, self._nodes.clocks, cluster.authenticated)
-        self._stock = Stock(cluster, self._jobs, self._messages.say) if place.share_weights else None
         self._surveys = Surveys(experiment, cells, cluster, self._jobs, self._nodes, self._messages)
         self._devices = self._surveys.devices
         self._campaigns: dict[str, Campaign] = {}
@@ -106,8 +105,6 @@ class _Driver:
             why = self._surveys.unusable.get(min(missing), "")
             raise FleetError(f"{min(missing)}: none of its nodes can be used: {why}")
         self._began = True
-        if self._stocks():
-            return
         for device in self._devices.values():
             nodes = self._nodes.able(device.name)
             stranded = [each for each in self._campaigns.values() if each.device == device.name]
@@ -120,20 +117,6 @@ class _Driver:
             for portion in files.portions(work, sum(node.devices[device.name] for node in nodes)):
                 self._give(device, portion, because)
             device.waiting.clear()
-
-    def _stocks(self) -> bool:
-        """Whether nodes get their weights now."""
-        if self._stock is None or self._campaigns:
-            return False
-        there = [(device, self._nodes.able(device.name)) for device in self._devices.values()]
-        if sum(len(nodes) for _, nodes in there) < 2:
-            return False
-
-        def lacking(device: Device) -> list[str]:
-            fresh = self._options.fresh
-            return [cell for cell in device.waiting if fresh or not self._known.has(device.slug, cell)]
-
-        return self._stock.begin(there, lacking)
 
     def _give(self, device: Device, cells: Sequence[str], because: str) -> None:
         """`because`: why a campaign of these cells was lost; empty: this is their first."""
@@ -165,8 +148,6 @@ class _Driver:
             self._surveys.hear(name, line)
         elif campaign := self._campaigns.get(name):
             self._campaign(campaign, line)
-        elif self._stock is not None and name in self._stock.jobs:
-            self._stock.hear(name, line)
 
     def _refuse(self, name: str, why: str) -> None:
         """Believe no more of a job, and give its node no other."""
@@ -181,8 +162,6 @@ class _Driver:
             self._messages.say("warning", node, device=campaign.device, text=f"cannot be used: {why}")
             campaign.failed, campaign.ended = why, False
             self._end(campaign, Outcome(lost=why))
-        elif self._stock is not None and name in self._stock.jobs:
-            self._stock.end(name, Outcome(lost=why))
 
     def _campaign(self, campaign: Campaign, line: Json) -> None:
         device = self._devices[campaign.device]
@@ -245,14 +224,11 @@ class _Driver:
                 self._surveys.end(name, outcome)
             elif (campaign := self._campaigns.pop(name, None)) is not None:
                 self._end(campaign, outcome)
-            elif self._stock is not None and name in self._stock.jobs:
-                self._stock.end(name, outcome)
 
     def _cut_off(self) -> list[tuple[str, Outcome]]:
         """Jobs whose node has left the cluster: where a link drops all, Ray ends them minutes later."""
         where = {name: campaign.node for name, campaign in self._campaigns.items()}
         where |= {name: node.id for name, node in self._surveys.jobs.items()}
-        where |= {name: node.id for name, (node, _) in (self._stock.jobs if self._stock else {}).items()}
         gone = [name for name, node in where.items() if node and self._nodes.named(node) is None]
         return [(name, Outcome(lost=NODE_LEFT)) for name in gone]
 
@@ -265,7 +241,7 @@ class _Driver:
 
     def _under_way(self) -> list[str]:
         """The names of all jobs that have not ended."""
-        return [*self._campaigns, *self._surveys.jobs, *(self._stock.jobs if self._stock else ())]
+        return [*self._campaigns, *self._surveys.jobs]
 
     def _end(self, campaign: Campaign, outcome: Outcome) -> None:
         device = self._devices[campaign.device]

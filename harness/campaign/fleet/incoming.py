@@ -18,7 +18,7 @@ from harness.base import bounds
 from harness.base.files import FAULTS, strict_json
 from harness.base.text import list_named, shortened
 from harness.campaign.fleet import files
-from harness.campaign.fleet.files import Copy, Damaged, Json, Parcel
+from harness.campaign.fleet.files import Damaged, Json, Parcel
 from harness.config.plan import Cell
 from harness.dataset import checks
 from harness.dataset.checks import Evidence
@@ -75,11 +75,6 @@ class Surveyed(TypedDict):
     niceness: int
 
 
-class Stocked(TypedDict):
-    copies: list[Copy]
-    lacks: bool
-
-
 LINES: dict[str, Any] = {
     "started": Started,
     "begins": Begins,
@@ -89,7 +84,6 @@ LINES: dict[str, Any] = {
     "message": Message,
     "warning": Message,
     "surveyed": Surveyed,
-    "stocked": Stocked,
 }
 STRANGE = "its node sent a line that no node sends"
 

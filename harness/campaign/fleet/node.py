@@ -22,15 +22,12 @@ from harness import config, machine
 from harness.analysis.disturbances import BusyProcess
 from harness.analysis.verdicts import Verdict, attempts_left, status
 from harness.base.files import FULL, NotFinished, NotStarted
-from harness.campaign import forecast, prepare, repeat, run
+from harness.campaign import forecast, repeat, run
 from harness.campaign.fleet import files
 from harness.campaign.fleet.files import Job
-from harness.campaign.other_processes import device_lock
-from harness.campaign.repeat import NotReady
-from harness.campaign.rounds import RunOptions, preparation_of
+from harness.campaign.rounds import RunOptions
 from harness.config import Experiment, plan
 from harness.config.plan import Cell
-from harness.models.locate import WeightsError
 from harness.records import Draft, Stored
 from harness.stacks.inside.guard import end_with
 from runners.protocol import Rows
@@ -47,7 +44,6 @@ def main(parent_pid: int, node: str) -> int:
     with contextlib.suppress(OSError):  # Ray starts its workers with a niceness of 15
         os.setpriority(os.PRIO_PROCESS, 0, 0)
     job: Job = json.loads(sys.stdin.readline())
-    job["node"] = node
     if node in job["clocks"]:
         job["fleet"]["clock_ahead_s"] = job["clocks"][node]
     try:
@@ -144,55 +140,13 @@ def measure(job: Job) -> None:
     say("ended", records=[_identity(each) for each in stored])
 
 
-def stock(job: Job) -> None:
-    """Have the weights of some cells here before a campaign: those that other nodes offer (`copies`) are
-    copied, the others made or downloaded. Ends with what this node can offer, and whether it lacks
-    any: why, is the campaign's to say."""
-    with tempfile.TemporaryDirectory() as here:
-        experiment, cells = _wanted(job, Path(here))
-    lines = Lines(set())
-    preparation = preparation_of(experiment, lines)
-    device = forecast.device_of(experiment)
-    offered: dict[str, files.Copy] = {}
-    lacks = False
-    with device_lock(preparation.device_id, job["wait"], lines.say):
-        for each in job["copies"]:
-            _copy_one(each)
-        for cell in cells:
-            found = prepare.inputs_or_refusal(cell, experiment, preparation, device)
-            if isinstance(found, NotReady):
-                lacks = True
-            else:
-                offered |= {
-                    each["target"]: each for each in files.copies_of(cell, found.weights, job["node"])
-                }
-    say("stocked", copies=list(offered.values()), lacks=lacks)
-
-
-def _copy_one(each: files.Copy) -> None:
-    try:
-        if files.receive_copy(each, _fetch):
-            say("message", line=f"copied weights {each['target']} from another node")
-    except (files.CopyFailed, WeightsError) as failure:
-        say("warning", line=f"weights {each['target']} are made here: {failure}")
-
-
-def _fetch(node: str, file: files.File, path: Path) -> str:
-    """Ask the process that started this one, which is Ray's."""
-    say("copy", node=node, source=file["source"], bytes=file["bytes"], target=str(path))
-    answer = json.loads(sys.stdin.readline() or '{"sha256": null, "lacks": "no answer"}')
-    if answer["sha256"] is None:
-        raise files.CopyFailed(f"it cannot be copied ({answer['lacks']})")
-    return str(answer["sha256"])
-
-
 def tidy(job: Job) -> None:
     """Remove the records that the fleet has stored."""
     for parcel in files.unsent_parcels(job["tag"], job["known"]):
         say("record", parcel=parcel)
 
 
-JOBS: dict[str, Callable[[Job], None]] = {"survey": survey, "stock": stock, "measure": measure, "tidy": tidy}
+JOBS: dict[str, Callable[[Job], None]] = {"survey": survey, "measure": measure, "tidy": tidy}
 
 
 def _wanted(job: Job, here: Path) -> tuple[Experiment, list[Cell]]:

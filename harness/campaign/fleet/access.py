@@ -119,7 +119,12 @@ def _channel(address: str) -> grpc.Channel:
     options = [("grpc.enable_http_proxy", 0)]  # as Ray's own channels
     if not tls_is_on():
         return grpc.insecure_channel(address, options)
-    ca, key, certificate = (Path(os.environ[name]).read_bytes() for name in (CA, KEY, CERTIFICATE))
+    try:
+        ca, key, certificate = (Path(os.environ[name]).read_bytes() for name in (CA, KEY, CERTIFICATE))
+    except (KeyError, OSError) as refusal:
+        raise FleetError(
+            f"{TLS} needs readable files in {CA}, {KEY} and {CERTIFICATE}: {refusal}"
+        ) from refusal
     return grpc.secure_channel(address, grpc.ssl_channel_credentials(ca, key, certificate), options)
 
 
@@ -143,7 +148,7 @@ def _token(address: str) -> tuple[str, str]:
 def _on_loopback(address: str) -> bool:
     """Whether all that a HOST:PORT stands for is this machine's loopback interface."""
     try:
-        found = socket.getaddrinfo(address.rpartition(":")[0].strip("[]"), None)
+        hosts = socket.getaddrinfo(address.rpartition(":")[0].strip("[]"), None)
     except OSError:
         return False
-    return all(ipaddress.ip_address(str(each[4][0]).partition("%")[0]).is_loopback for each in found)
+    return all(ipaddress.ip_address(str(host[4][0]).partition("%")[0]).is_loopback for host in hosts)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import os
 import select
 import signal
@@ -18,7 +17,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any
 
 # Printed by the harness on the node. Another version may have other modules: its number comes first.
 VERSION = """
@@ -34,7 +33,7 @@ ENDS_WITHIN_S = 60.0  # a campaign that is stopped writes the record of its repe
 
 class Mailbox:
     """An actor on the head: keeps the lines of all jobs until the fleet takes them. One that is too long
-    is null."""
+    is None."""
 
     def __init__(self, most_bytes: int) -> None:
         self._most_bytes = most_bytes
@@ -54,29 +53,14 @@ class Mailbox:
         return found
 
 
-class NodeVersion(TypedDict):
-    """`version` and git `commit` (may be empty) of the harness on a node; `lacks`: why it has no version, or
-    none of today's modules; `time_s`: seconds since 1970 by its clock, at the end."""
-
-    version: str | None
-    commit: str
-    lacks: str | None
-    time_s: float
-
-
-def node_version() -> NodeVersion:
-    """The harness's version on this node."""
+def node_version() -> tuple[list[str], str, float]:
+    """The version of the harness on this node and its git commit, as far as they are known; why it has none,
+    or none of today's modules; seconds since 1970 by its clock."""
     ran = subprocess.run(
         [sys.executable, "-c", VERSION], capture_output=True, text=True, env=_environment(), cwd="/"
     )
-    words = ran.stdout.split()
     lacks = ran.stderr.strip().splitlines()[-1:] if ran.returncode else []
-    return {
-        "version": words[0] if words else None,
-        "commit": words[1] if len(words) > 1 else "",
-        "lacks": lacks[0] if lacks else None,
-        "time_s": time.time(),
-    }
+    return ran.stdout.split(), "".join(lacks), time.time()
 
 
 class Lines:
@@ -113,14 +97,12 @@ def node_work(job: str, name: str, mailbox: Any, most_bytes: int) -> tuple[int, 
 
     # Ray's cancellation does nothing where SIGINT is ignored, as below `nohup ray start ... &`.
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    node = ray.get_runtime_context().get_node_id()
 
     def put(line: str) -> None:
         ray.get(mailbox.put.remote(name, line))
 
-    put(json.dumps({"event": "started", "node": node}))
     with tempfile.TemporaryFile() as errors:
-        command = [sys.executable, "-m", "harness.campaign.fleet.node", str(os.getpid()), node]
+        command = [sys.executable, "-m", "harness.campaign.fleet.node", str(os.getpid())]
         process = subprocess.Popen(
             command,
             stdin=subprocess.PIPE,

@@ -89,18 +89,17 @@ def main() -> int:
         with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as samplers:
             print(samplers.stdout.readline(), end="", flush=True)  # the sensors that are there
             return run(given, tokens, stopped=[samplers.pid], pairs=given.pairs, steps=given.steps)
-    from harness.campaign.fleet import access
-    from harness.campaign.fleet import cluster as fleet_cluster
+    from harness.campaign.fleet import access, local
 
     if given.tls:
         certificate, key, ca = given.tls
         files = access.Certificates(certificate=certificate, key=key, ca=ca)
         os.environ.update(files.variables(Path()))
     with access.of_this_machine():
-        cluster = fleet_cluster.head()
+        cluster = local.head()
         try:
             of_head = children()
-            fleet_cluster.add_node(cluster, 1)
+            local.add_node(cluster, 1)
             stopped = sorted(children() if given.head else children() - of_head)
             print(f"{len(stopped)} processes of Ray are stopped in turns", flush=True)
             return run(given, tokens, stopped=stopped, pairs=given.pairs, steps=given.steps)

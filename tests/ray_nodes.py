@@ -20,9 +20,10 @@ from typing import Any
 import psutil
 
 from harness.base.files import cache_folder, made
-from harness.campaign.fleet import cluster as fleet_cluster
+from harness.campaign.fleet import local
+from harness.campaign.fleet.cluster import HEAD_WAITS_FOR_PROCESS
 
-PATIENT_CLIENT = {fleet_cluster.HEAD_WAITS_FOR_PROCESS: "300"}  # s: 30 are too few on a busy machine
+PATIENT_CLIENT = {HEAD_WAITS_FOR_PROCESS: "300"}  # s: 30 are too few on a busy machine
 
 
 def processes(node: Any) -> list[psutil.Process]:
@@ -73,7 +74,7 @@ class Elsewhere:
         command = ["ip", "netns", "exec", self.name, ray, "start", "--address", address, "--num-cpus", "1"]
         command += ["--node-ip-address", f"{self.net}.2", "--disable-usage-stats"]
         command += ["--resources", json.dumps({device: 1})]
-        command += ["--object-store-memory", str(fleet_cluster.STORE_BYTES)]
+        command += ["--object-store-memory", str(local.STORE_BYTES)]
         variables = {**os.environ, "HARNESS_CACHE": str(own), "RAY_worker_niceness": "0"}
         subprocess.run(command, env=variables, check=True, stdout=subprocess.DEVNULL)
 
@@ -96,7 +97,7 @@ def ip(arguments: str) -> None:
 
 
 def main() -> None:
-    cluster = fleet_cluster.head()
+    cluster = local.head()
     nodes: dict[str, Any] = {}
     elsewhere: dict[str, Elsewhere] = {}
     servers: list[subprocess.Popen[bytes]] = []
@@ -106,7 +107,7 @@ def main() -> None:
         if do == "add":
             number, device, *variables = words
             given = dict(word.split("=", 1) for word in variables)
-            nodes[number] = fleet_cluster.add_node(cluster, int(number), device, given)
+            nodes[number] = local.add_node(cluster, int(number), device, given)
         elif do == "kill":
             kill(nodes.pop(words[0]))
         elif do == "head":

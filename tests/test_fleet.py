@@ -8,20 +8,20 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import pytest
 from conftest import refused
 from hypothesis import given
 from hypothesis import strategies as st
 
-import harness as harness_itself
 from harness import config as configs
-from harness.campaign.fleet import files as fleet_files
-from harness.campaign.fleet.cluster import Cluster, Node, Nodes, devices_of, place_of
-from harness.campaign.fleet.devices import DeviceProgress, portable
-from harness.campaign.fleet.files import Copy, CopyFailed, Damaged, File, Known, just_before
-from harness.campaign.fleet.on_node import Lines, sha256
+from harness.campaign.fleet import Event, parcels, place_of, portions
+from harness.campaign.fleet.cluster import devices_of
+from harness.campaign.fleet.jobs import portable
+from harness.campaign.fleet.on_node import Lines
+from harness.campaign.fleet.parcels import Damaged
+from harness.campaign.fleet.results import Results, just_before
 from harness.cli import fleet as cli_fleet
 from harness.config import plan
 
@@ -41,30 +41,24 @@ def measured(harness, config, tmp_path) -> list[Path]:
 # Who measures what
 
 
-@given(st.lists(st.floats(0.1, 1000), max_size=60), st.integers(1, 6))
-def test_every_cell_is_in_one_portion(seconds, devices):
-    work = {str(number): each for number, each in enumerate(seconds)}
-    found = [cell for portion in fleet_files.portions(work, devices) for cell in portion]
-    assert sorted(found) == sorted(work)
-
-
 @given(st.lists(st.floats(1, 10), min_size=6, max_size=200), st.integers(2, 6))
-def test_portions_taken_one_after_the_other_keep_equal_devices_busy_alike(seconds, devices):
-    work = {str(number): each for number, each in enumerate(seconds)}
+def test_equal_devices_that_take_cells_when_they_are_free_are_busy_alike(seconds, devices):
+    left = {str(number): each for number, each in enumerate(seconds)}
     busy = [0.0] * devices
-    for portion in fleet_files.portions(work, devices):
-        busy[busy.index(min(busy))] += sum(work[cell] for cell in portion)
+    while cells := portions.taken(left, devices):
+        busy[busy.index(min(busy))] += sum(left.pop(cell) for cell in cells)
+    assert not left
     assert max(busy) - min(busy) <= 2 * max(seconds)  # the last cells decide
 
 
-def test_a_device_alone_has_all_cells_in_one_campaign():
-    assert fleet_files.portions({"a": 1, "b": 2}, 1) == [["a", "b"]]
+def test_a_device_alone_takes_all_cells_in_their_order():
+    assert portions.taken({"a": 1, "b": 2}, 1) == ["a", "b"]
 
 
 def test_a_cell_of_unknown_length_counts_as_the_median():
-    weights = fleet_files.share_weights({"a": 1.0, "b": None, "c": 3.0}, {"a": 1, "b": 2, "c": 1})
+    weights = portions.work_of({"a": 1.0, "b": None, "c": 3.0}, {"a": 1, "b": 2, "c": 1})
     assert weights == {"a": 1, "b": 4, "c": 3}
-    assert fleet_files.share_weights({"a": None, "b": None}, {"a": 3, "b": 1}) == {"a": 3, "b": 1}
+    assert portions.work_of({"a": None, "b": None}, {"a": 3, "b": 1}) == {"a": 3, "b": 1}
 
 
 def test_where_of_a_model_and_of_a_variant_both_choose_devices(config):
@@ -72,9 +66,9 @@ def test_where_of_a_model_and_of_a_variant_both_choose_devices(config):
     path = config({"name": "all"}, {"name": "gpus", "where": ["rtx*"]}, model=model)
     cells = {cell.variant.name: cell for cell in plan.cells(configs.load(path))}
     devices = ["rtx4090", "rtx5090", "rpi5"]
-    goes = {name: [d for d in devices if fleet_files.goes_to(cell, d)] for name, cell in cells.items()}
+    goes = {name: [d for d in devices if portions.goes_to(cell, d)] for name, cell in cells.items()}
     assert goes == {"all": ["rtx4090", "rpi5"], "gpus": ["rtx4090"]}
-    assert fleet_files.unknown_devices(cells.values(), ["rtx4090"]) == ["rpi5"]
+    assert portions.unknown_devices(cells.values(), ["rtx4090"]) == ["rpi5"]
 
 
 def test_where_does_not_change_the_id_of_a_cell(config, tmp_path):
@@ -93,33 +87,6 @@ def test_resources_of_rays_own_are_no_devices():
     }
 
 
-class OfNodes:
-    """A cluster whose nodes are in a list; all run this harness."""
-
-    def __init__(self, *there: Node) -> None:
-        self.there = [*there]
-
-    def nodes(self) -> list[Node]:
-        return self.there
-
-    def version(self, node: Node) -> tuple[dict[str, Any], float]:
-        return {"version": harness_itself.__version__, "commit": "", "lacks": None}, 0.0
-
-
-def test_no_campaign_waits_for_a_node_that_has_left(config):
-    one, two = Node("1", "10.0.0.1", {"a": 1}), Node("2", "10.0.0.2", {"a": 1})
-    cluster, place = OfNodes(one, two), place_of("10.0.0.9:6379")
-    found = Nodes(cast(Cluster, cluster), place, plan.cells(configs.load(config({}))), lambda *_, **__: None)
-    assert found.meet() == [one, two]
-    assert found.gone == []
-    cluster.there = [one]
-    assert found.meet() == []
-    assert found.gone == [two]
-    assert found.avoided == {"2"}
-    assert found.able("a") == [one]
-    assert found.meet() == found.gone == []
-
-
 def test_a_config_for_other_machines_names_shipped_weights_and_has_whole_paths(real_config, tmp_path):
     (tmp_path / "text.txt").write_text("words")
     workloads = [{"kind": "quality", "text": "text.txt"}, {"kind": "decode"}]
@@ -136,31 +103,32 @@ def test_a_config_for_other_machines_names_shipped_weights_and_has_whole_paths(r
 
 def test_a_record_arrives_byte_for_byte_and_only_once(measured, tmp_path):
     root = tmp_path / "results"
-    stored = fleet_files.store_parcel(root, fleet_files.packed_parcel(measured[0]))
+    stored = parcels.store(root, parcels.packed(measured[0]))
     assert stored is not None
     sent = {path.name: path.read_bytes() for path in measured[0].iterdir()}
     assert {path.name: path.read_bytes() for path in stored.folder.iterdir()} == sent
     assert stored.folder.relative_to(root) == measured[0].relative_to(tmp_path / "elsewhere")
-    assert fleet_files.store_parcel(root, fleet_files.packed_parcel(measured[0])) is None
+    assert parcels.store(root, parcels.packed(measured[0])) is None
 
 
 def test_a_record_never_overwrites_another_that_began_at_the_same_moment(measured, tmp_path):
-    parcel = fleet_files.packed_parcel(measured[0])
-    first = fleet_files.store_parcel(tmp_path / "results", parcel)
-    other = parcel["files"] | {"record.json": changed(parcel, lambda record: record.update(reason="other"))}
-    second = fleet_files.store_parcel(tmp_path / "results", hashed(parcel, other))
+    parcel = parcels.packed(measured[0])
+    first = parcels.store(tmp_path / "results", parcel)
+    second = parcels.store(
+        tmp_path / "results", with_record(parcel, lambda record: record.update(reason="other"))
+    )
     assert first is not None
     assert second is not None
     assert first.folder != second.folder
-    assert fleet_files.digest_of(first.folder) == parcel["hashes"]["record.json"]
+    assert parcels.digest_of(first.folder) == digest_in(parcel)
 
 
 def test_what_a_crash_left_of_a_record_is_completed(measured, tmp_path):
-    root, parcel = tmp_path / "results", fleet_files.packed_parcel(measured[0])
+    root, parcel = tmp_path / "results", parcels.packed(measured[0])
     left = root / measured[0].relative_to(tmp_path / "elsewhere")
     left.mkdir(parents=True)
     (left / "tokens.parquet").write_bytes(b"half")
-    stored = fleet_files.store_parcel(root, parcel)
+    stored = parcels.store(root, parcel)
     assert stored is not None
     assert stored.folder == left
     assert len(stored.times) == 40
@@ -172,22 +140,22 @@ def changed(parcel, change) -> str:
     return base64.b64encode(json.dumps(record).encode()).decode()
 
 
-def hashed(parcel, files):
-    hashes = {name: fleet_files.parcels_sha256(base64.b64decode(text)) for name, text in files.items()}
-    return {**parcel, "files": files, "hashes": hashes}
+def digest_in(parcel) -> str:
+    return parcels.digest(base64.b64decode(parcel["files"]["record.json"]))
+
+
+def with_files(parcel, **files: str):
+    return {**parcel, "files": parcel["files"] | files}
 
 
 def with_record(parcel, change):
-    return hashed(parcel, parcel["files"] | {"record.json": changed(parcel, change)})
+    return with_files(parcel, **{"record.json": changed(parcel, change)})
 
 
 HARMS = {
-    "hash": (
-        lambda p: {**p, "hashes": p["hashes"] | {"tokens.parquet": "0"}},
-        "tokens.parquet .* hash differs",
-    ),
-    "no record": (lambda p: hashed(p, {"worker.log": "AAAA"}), "without a readable record"),
-    "other file": (lambda p: hashed(p, p["files"] | {"../x.parquet": "AAAA"}), "a file that no record has"),
+    "no base64": (lambda p: with_files(p, **{"worker.log": "-"}), "a file that is not base64"),
+    "no record": (lambda p: {**p, "files": {"worker.log": "AAAA"}}, "without a readable record"),
+    "other file": (lambda p: with_files(p, **{"../x.parquet": "AAAA"}), "a file that no record has"),
     "folder": (lambda p: {**p, "when": "../../../x"}, "lead out of the results folder"),
     "incomplete": (lambda p: with_record(p, lambda record: record.pop("cell")), "cell is missing"),
     "cell": (lambda p: with_record(p, lambda record: record.update(cell="../x")), "lead out of the results"),
@@ -197,7 +165,7 @@ HARMS = {
 @pytest.mark.parametrize(("harm", "says"), HARMS.values(), ids=HARMS)
 def test_a_damaged_parcel_is_refused_and_writes_nothing(measured, tmp_path, harm, says):
     with pytest.raises(Damaged, match=says):
-        fleet_files.store_parcel(tmp_path / "results", harm(fleet_files.packed_parcel(measured[0])))
+        parcels.store(tmp_path / "results", harm(parcels.packed(measured[0])))
     assert not (tmp_path / "results").exists()
 
 
@@ -205,26 +173,28 @@ def test_the_interrupted_record_of_a_lost_node_is_not_doubled_when_the_node_come
     def interrupted(start):
         return lambda record: record.update(outcome="interrupted", started_utc=start)
 
-    parcel = fleet_files.packed_parcel(measured[0])
+    parcel = parcels.packed(measured[0])
     start = json.loads((measured[0] / "record.json").read_text())["started_utc"]
-    known = Known(tmp_path / "results", nothing)
-    ours = changed(parcel, interrupted(just_before(start)))  # as the fleet writes it
-    assert known.receive(hashed(parcel, {"record.json": ours}))
-    theirs = changed(parcel, interrupted(start))
-    assert known.receive(hashed(parcel, {"record.json": theirs})) is None
-    assert known.receive(parcel)  # it finished the repeat after all: kept
+    results = Results(tmp_path / "results", nothing)
+
+    def received(parcel):
+        return results.receive(parcel, parcels.record_in(parcel))
+
+    assert received(with_record(parcel, interrupted(just_before(start))))  # as the fleet writes it
+    assert received(with_record(parcel, interrupted(start))) is None
+    assert received(parcel)  # it finished the repeat after all: kept
     outcomes = [json.loads(p.read_text())["outcome"] for p in (tmp_path / "results").rglob("record.json")]
     assert sorted(outcomes) == ["interrupted", "ok"]
 
 
 def test_a_spool_offers_what_the_fleet_does_not_have_and_goes_when_it_has_all(measured, cache):
-    with fleet_files.spool_folder("tag") as here:
+    with parcels.spool_folder("tag") as here:
         for folder in measured:
-            fleet_files.store_parcel(here / "results", fleet_files.packed_parcel(folder))
-        assert list(fleet_files.unsent_parcels("tag", ())) == []  # its campaign runs
-    digests = [fleet_files.digest_of(folder) for folder in measured]
-    assert [p["hashes"]["record.json"] for p in fleet_files.unsent_parcels("tag", digests[:1])] == digests[1:]
-    assert list(fleet_files.unsent_parcels("tag", digests)) == []
+            parcels.store(here / "results", parcels.packed(folder))
+        assert list(parcels.unsent("tag", ())) == []  # its campaign runs
+    digests = [parcels.digest_of(folder) for folder in measured]
+    assert [digest_in(p) for p in parcels.unsent("tag", digests[:1])] == digests[1:]
+    assert list(parcels.unsent("tag", digests)) == []
     assert not here.exists()
 
 
@@ -235,14 +205,13 @@ def job_of(do: str, path: Path, **more: Any) -> dict[str, Any]:
     experiment = configs.load(path)
     job = {"do": do, "tag": path.parent.name, "config": experiment.source | {"name": experiment.name}}
     job |= {"cells": [cell.id for cell in plan.cells(experiment)], "config_path": str(path)}
-    job |= {"command_line": ["harness", "run"], "fleet": {"device": "local"}, "clocks": {"n": 0.5}}
+    job |= {"command_line": ["harness", "run"], "fleet": {"device": "local", "clock_ahead_s": 0.5}}
     return job | {"known": [], "earlier": []} | dict.fromkeys(("fresh", "retry_failed", "wait"), False) | more
 
 
-def done(job: dict[str, Any], *answers: dict[str, Any]) -> list[dict[str, Any]]:
-    command = [sys.executable, "-m", "harness.campaign.fleet.node", str(os.getpid()), "n"]
-    given = "".join(json.dumps(line) + "\n" for line in (job, *answers))
-    ran = subprocess.run(command, input=given, capture_output=True, text=True, timeout=600)
+def done(job: dict[str, Any]) -> list[dict[str, Any]]:
+    command = [sys.executable, "-m", "harness.campaign.fleet.node", str(os.getpid())]
+    ran = subprocess.run(command, input=json.dumps(job) + "\n", capture_output=True, text=True, timeout=600)
     assert ran.stderr == ""
     return [json.loads(line) for line in ran.stdout.splitlines()]
 
@@ -254,12 +223,12 @@ def test_a_campaign_of_a_node_measures_nothing_that_the_fleet_has(config, fake_i
         *("begins", "record", "begins", "record", "ended")
     ]
     records = [line["parcel"] for line in lines if line["event"] == "record"]
-    first = fleet_files.record_of(records[0])
+    first = parcels.record_in(records[0])
     assert first["campaign"]["fleet"] == {"device": "local", "clock_ahead_s": 0.5}
     assert first["campaign"]["config_path"] == str(path)
     again = done(job_of("measure", path, earlier=records[:1]))
-    new = [fleet_files.record_of(line["parcel"]) for line in again if line["event"] == "record"]
-    assert [record["cell"] for record in new] == [fleet_files.record_of(records[1])["cell"]]
+    new = [parcels.record_in(line["parcel"]) for line in again if line["event"] == "record"]
+    assert [record["cell"] for record in new] == [parcels.record_in(records[1])["cell"]]
     assert len(again[-1]["records"]) == 2
 
 
@@ -268,74 +237,6 @@ def test_a_survey_has_a_record_to_be_for_each_cell(config, tmp_path, fake_interp
     assert line["event"] == "surveyed"
     assert len(line["cells"]) == 2
     assert line["shared"]["campaign"]["fleet"]["device"] == "local"
-
-
-# Weights that travel
-
-
-def offered(tmp_path: Path, target: str, **files: bytes) -> Copy:
-    """A copy of files that another node has."""
-    found: dict[str, File] = {}
-    for name, content in files.items():
-        path = tmp_path / "other" / name
-        path.parent.mkdir(exist_ok=True)
-        path.write_bytes(content)
-        found[f"{name}.bin"] = {"source": str(path), "bytes": len(content), "mtime_ns": 10**18}
-    return {"node": "n", "target": target, "files": found}
-
-
-def fetched(node: str, file: File, path: Path) -> str:
-    path.write_bytes(Path(file["source"]).read_bytes())
-    return sha256(file["source"])
-
-
-def in_cache(cache: Path) -> list[str]:
-    return sorted(str(p.relative_to(cache / "weights")) for p in (cache / "weights").rglob("*.bin"))
-
-
-def test_a_copy_of_weights_is_whole_and_as_old_as_its_source_and_comes_once(tmp_path, own_cache):
-    copy = offered(tmp_path, "0123/hf", a=b"one", b=b"two")
-    assert fleet_files.receive_copy(copy, fetched)
-    assert in_cache(own_cache) == ["0123/hf/a.bin", "0123/hf/b.bin"]
-    assert (own_cache / "weights" / "0123" / "hf" / "a.bin").stat().st_mtime_ns == 10**18
-    assert not fleet_files.receive_copy(copy, nothing)  # which would raise
-
-
-def test_a_copy_that_changed_on_its_way_or_ends_early_is_not_in_the_cache(tmp_path, own_cache):
-    def bad(node: str, file: File, path: Path) -> str:
-        fetched(node, file, path)
-        path.write_bytes(b"two!" if file["source"].endswith("b") else b"one")
-        return sha256(file["source"])
-
-    def ends(node: str, file: File, path: Path) -> str:
-        path.write_bytes(b"o")
-        raise CopyFailed("gone")
-
-    for fetch, says in ((bad, "changed on its way"), (ends, "gone")):
-        with pytest.raises(CopyFailed, match=says):
-            fleet_files.receive_copy(offered(tmp_path, "0123/hf", a=b"one", b=b"two"), fetch)
-        assert in_cache(own_cache) == []
-
-
-@pytest.mark.parametrize("target", ["../envs/x", "/etc/x", "0123/../../envs/x"])
-def test_a_copy_leads_nowhere_but_into_the_weights_of_the_cache(tmp_path, own_cache, target):
-    with pytest.raises(CopyFailed, match="out of the cache"):
-        fleet_files.receive_copy(offered(tmp_path, target, a=b"one"), fetched)
-
-
-def test_a_node_makes_weights_itself_that_it_gets_no_good_copy_of(
-    own_cache, real_config, tmp_path, llamacpp_interpreter, monkeypatch
-):
-    path = real_config({"stack": "llamacpp", "quant": "q8_0"})
-    (stocked,) = (line for line in done(job_of("stock", path, copies=[])) if line["event"] == "stocked")
-    assert not stocked["lacks"]
-    (copy,) = stocked["copies"]
-    monkeypatch.setenv("HARNESS_CACHE", str(other := tmp_path / "second"))
-    other.mkdir()
-    (other / "envs").symlink_to(own_cache / "envs")
-    lines = done(job_of("stock", path, copies=[copy]), {"sha256": None, "lacks": "NodeDiedError"})
-    assert f"{copy['target']} are made here: it cannot be copied (NodeDiedError)" in str(lines)
-    assert (other / "weights" / copy["target"]).stat().st_size == copy["files"][""]["bytes"]
 
 
 # Mistakes of a user
@@ -406,15 +307,11 @@ def test_forecasts_of_this_machine_do_not_go_with_a_fleet(harness, config):
     refused(harness("run", config({}), "--on", "local-cluster:2", "--dry-run"), "leave out --on")
 
 
-def test_the_table_of_a_terminal_has_a_line_per_device():
-    busy: DeviceProgress = {"device": "a", "nodes": 2, "now": ["x #1", "y #1"], "repeats_done": 3}
-    busy |= {"repeats": 9, "eta_s": 90.0}
-    idle: DeviceProgress = {**busy, "device": "b", "nodes": 0, "now": [], "repeats_done": 0, "eta_s": None}
-    shown = cli_fleet.table([busy, idle])
-    assert [*zip(*(column.cells for column in shown.columns), strict=True)] == [
-        ("a", "2", "3/9", "90 s", "x #1, y #1"),
-        ("b", "0", "0/9", "-", "-"),
-    ]
+def test_the_line_of_a_repeat_says_how_many_of_its_device_are_done():
+    event: Event = {"event": "record", "device": "a", "cell": "x", "repeat": 1, "status": "ok", "reasons": []}
+    assert cli_fleet.text_of(event) == "a: x #1  ok"
+    counted: Event = {**event, "status": "invalid", "reasons": ["busy"], "repeats_done": 3, "repeats": 9}
+    assert cli_fleet.text_of(counted) == "a: x #1  invalid (3/9): busy"
 
 
 STOPPED_WHILE_PRINTING = """

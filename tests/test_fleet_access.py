@@ -325,6 +325,12 @@ def certificates(folder: Path) -> Path:
     return folder
 
 
+def variables_of(folder: Path) -> dict[str, str]:
+    """With which Ray uses the certificates in a folder."""
+    names = {access.CERTIFICATE: "me.crt", access.KEY: "me.key", access.CA: "ca.crt"}
+    return {access.TLS: "1", **{name: str(folder / file) for name, file in names.items()}}
+
+
 def head_after_a_call_without_token(cluster: Nodes, credentials: Any = None) -> bool:
     """Whether the head lives after a call of Ray's syncer without metadata: Ray 2.60 reads the node's id
     there before it looks for the token, and aborts."""
@@ -361,8 +367,7 @@ def test_a_call_without_a_token_ends_the_head_unless_certificates_keep_it_out(tm
         cluster.end()
 
     ours, other = certificates(tmp_path / "ours"), certificates(tmp_path / "other")
-    given = {"certificate": "me.crt", "key": "me.key", "ca": "ca.crt"}
-    cluster = Nodes(variables | access.Certificates(**given).variables(ours))
+    cluster = Nodes(variables | variables_of(ours))
     ca, key, certificate = ours / "ca.crt", other / "me.key", other / "me.crt"
     strangers = [
         None,
@@ -379,23 +384,17 @@ def test_a_call_without_a_token_ends_the_head_unless_certificates_keep_it_out(tm
 @pytest.mark.skipif(shutil.which("openssl") is None, reason="needs openssl")
 def test_a_fleet_with_certificates_is_encrypted_and_takes_no_others(command, config, tmp_path, monkeypatch):
     ours, other = certificates(tmp_path / "ours"), certificates(tmp_path / "other")
-    file = tmp_path / "fleet.yaml"
-    rows = "tls: {{certificate: {0}/me.crt, key: {0}/me.key, ca: {0}/ca.crt}}"
-    file.write_text("address: local-cluster:1\n" + rows.format("ours"))
-    ran = command("run", config({}), "--on", file)
+    ran = command("run", config({}), "--on", "local-cluster:1", **variables_of(ours))
     assert ran.code in MEASURED, ran.err
     assert len(records_below(tmp_path / "results")) == 1
 
     variables = access.own_token(tmp_path)
-    given = {"certificate": "me.crt", "key": "me.key", "ca": "ca.crt"}
-    cluster = Nodes(variables | access.Certificates(**given).variables(ours))
+    cluster = Nodes(variables | variables_of(ours))
     try:
         for name, value in variables.items():
             monkeypatch.setenv(name, value)
         refused(command("run", config({}), "--on", cluster.address), "is no Ray cluster, or one that needs")
-        file.write_text(f"address: {cluster.address}\n" + rows.format("other"))
-        refused(command("run", config({}), "--on", file), "refuse each other's certificates")
+        ran = command("run", config({}), "--on", cluster.address, **variables_of(other))
+        refused(ran, "refuse each other's certificates")
     finally:
         cluster.end()
-    (other / "me.key").chmod(0o644)
-    refused(command("run", config({}), "--on", file), f"tls: {other / 'me.key'} can be read by other users")

@@ -14,14 +14,14 @@ from typing import Any, cast
 import pytest
 from conftest import records_below
 from raylets import MEASURED, check, slow_cells
-from test_fleet import done, hashed, job_of, nothing, with_record
+from test_fleet import done, job_of, nothing, with_files, with_record
 
 import harness as harness_itself
 from harness import config as configs
 from harness import machine
-from harness.campaign.fleet import FleetError, driver, files, on_node
-from harness.campaign.fleet.cluster import Cluster, Node, Outcome, Place
-from harness.campaign.fleet.devices import Event
+from harness.campaign.fleet import Event, FleetError, Place, driver, on_node
+from harness.campaign.fleet.cluster import Cluster, Node, Outcome
+from harness.campaign.fleet.results import Results
 from harness.campaign.rounds import RunOptions
 from harness.config import plan
 
@@ -45,18 +45,13 @@ class Replayed:
     def nodes(self) -> list[Node]:
         return [Node("a", "10.0.0.1", {"a": 1}), Node("b", "10.0.0.2", {"b": 1})]
 
-    def version(self, node: Node) -> tuple[Json, float]:
-        return {"version": harness_itself.__version__, "commit": "", "lacks": None}, 0.0
+    def version(self, node: Node) -> tuple[list[str], str, float]:
+        return [harness_itself.__version__], "", 0.0
 
-    def submit(
-        self, name: str, job: Json, device: str = "", node: str = "", avoid: Collection[str] = ()
-    ) -> None:
-        here = node or device
-        assert here not in avoid
-        self.jobs.append((here, job["do"]))
-        lines = [{"event": "started", "node": here}, *HONEST.get((here, job["do"]), [])]
-        lies = here == "a" and job["do"] == self._lies_in
-        copied = json.loads(json.dumps(lines))
+    def submit(self, name: str, job: Json, node: str, device: str | None = None) -> None:
+        self.jobs.append((node, job["do"]))
+        lies = node == "a" and job["do"] == self._lies_in
+        copied = json.loads(json.dumps(HONEST.get((node, job["do"]), [])))
         self._lines += [(name, line) for line in (self._lie(copied) if lies else copied)]
         self._ended.append((name, Outcome()))
 
@@ -90,7 +85,7 @@ def fleet(config, fake_interpreter, own_cache, tmp_path) -> Callable[[str, Lie],
     path = config({"name": "one"}, {"name": "two"})
     for do in ("survey", "measure") if not HONEST else ():  # a survey would bring the records of a campaign
         for device in ("a", "b"):
-            HONEST[device, do] = done(job_of(do, path, fleet={"device": device}))
+            HONEST[device, do] = done(job_of(do, path, fleet={"device": device, "clock_ahead_s": 0.0}))
     experiment = configs.load(path)
     options = RunOptions(root=tmp_path / "results", config_path=path, command_line=["harness", "run"])
 
@@ -155,7 +150,7 @@ def parcel_with(change: Callable[[Json], Json]) -> Lie:
 
 
 def file_named(name: str) -> Lie:
-    return parcel_with(lambda parcel: hashed(parcel, parcel["files"] | {name: "AAAA"}))
+    return parcel_with(lambda parcel: with_files(parcel, **{name: "AAAA"}))
 
 
 def begun_with(change: Callable[[Json], object]) -> Lie:
@@ -197,10 +192,6 @@ LIES: dict[str, tuple[Lie, str]] = {
         record_with(lambda record: record["campaign"]["fleet"].update(device="b")),
         "a record of the device b, and was given a",
     ),
-    "another node": (
-        lambda lines: [lines[0], {"event": "started", "node": "b"}, *lines[1:]],
-        "its node said twice that it began",
-    ),
     "a folder above": (
         parcel_with(lambda parcel: {**parcel, "when": "../../../../x"}),
         "would lead out of the results folder",
@@ -230,17 +221,13 @@ LIES: dict[str, tuple[Lie, str]] = {
     "no number": (instead('{"event": "message", "line": NaN}'), "a line that no node sends: it is not JSON"),
     "another event": (instead({"event": "exec"}), "its node sent a line that no node sends"),
     "an event of another job": (
-        instead({"event": "stocked", "copies": [], "lacks": False}, {"event": "record"}),
-        "in record, parcel is missing",
+        lambda lines: [*lines[:1], *HONEST["a", "survey"]],
+        "its node sent a line that no node sends",
     ),
     "half a line": (instead({"event": "record"}), "in record, parcel is missing"),
     "a long reason": (
         instead({"event": "failed", "reason": "x" * (1 << 17)}),
         "in failed, reason",
-    ),
-    "a hash that differs": (
-        parcel_with(lambda p: {**p, "hashes": p["hashes"] | {"tokens.parquet": "0"}}),
-        "tokens.parquet of a record changed on its way: its hash differs",
     ),
     "a schema to come": (
         record_with(lambda record: record.update(schema=999)),
@@ -251,7 +238,7 @@ LIES: dict[str, tuple[Lie, str]] = {
         "that cannot be true: its series has 40 tokens, but it claims 41",
     ),
     "a damaged series": (
-        parcel_with(lambda p: hashed(p, p["files"] | {"tokens.parquet": base64.b64encode(b"x").decode()})),
+        parcel_with(lambda p: with_files(p, **{"tokens.parquet": base64.b64encode(b"x").decode()})),
         "that cannot be true: tokens.parquet",
     ),
     "memory that it does not have": (
@@ -283,8 +270,8 @@ def test_a_lie_about_a_cell_is_a_failed_record_and_other_nodes_are_kept(fleet, t
     assert f"cannot be used: {failed[0][1]}" in events.text()
     assert [job for node, job in events.jobs if node == "a"] == ["survey", "measure"]
     assert ("b", "tidy") in events.jobs
-    known = files.Known(tmp_path / "results", nothing)  # all can be read
-    assert len(known.digests) == len(records_below(tmp_path / "results"))
+    results = Results(tmp_path / "results", nothing)  # all can be read
+    assert len(results.digests) == len(records_below(tmp_path / "results"))
 
 
 # What a node says before its campaigns
@@ -310,7 +297,7 @@ SURVEYS: dict[str, tuple[Lie, str]] = {
     ),
     "another device": (
         survey_with(lambda line: line["shared"]["campaign"]["fleet"].update(device="b")),
-        "its node surveyed the device b, which it does not have",
+        "its node surveyed the device b, and was given a",
     ),
     "a cell left out": (
         survey_with(lambda line: line["cells"].popitem()),
@@ -380,17 +367,16 @@ def test_of_a_line_that_is_too_long_a_node_passes_on_the_begin():
 LYING = """
 import base64, json, sys
 if "harness.campaign.fleet.node" in sys.orig_argv:
-    from harness.campaign.fleet import files
-    honest = files.packed_parcel
+    from harness.campaign.fleet import parcels
+    honest = parcels.packed
     def lying(folder):
         parcel = honest(folder)
         record = json.loads(base64.b64decode(parcel["files"]["record.json"]))
         record["machine"]["last_level_cache_bytes"] = 1
         content = json.dumps(record).encode()
         parcel["files"]["record.json"] = base64.b64encode(content).decode()
-        parcel["hashes"]["record.json"] = files.parcels_sha256(content)
         return parcel
-    files.packed_parcel = lying
+    parcels.packed = lying
 """
 
 

@@ -1,4 +1,4 @@
-"""Weights on the Hugging Face hub: from its cache, from a copy in our own (of a fleet), else downloaded.
+"""Weights on the Hugging Face hub: from its cache, else downloaded.
 
 The cache is read without a request. A download shows the library's own progress bar. A broken connection
 resumes; an interrupted download keeps its complete files. Of a checkpoint only safetensors, configuration and
@@ -13,11 +13,9 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 
 from harness.base import bounds
-from harness.base.files import cache_folder
 from harness.base.text import list_named, redacted
 from harness.config import Weights
 from harness.models.config_json import PACKING_FILES
-from harness.models.fingerprints import digest
 from harness.models.locate import INDEX, SINGLE, Ready, WeightsError, local
 
 WANTED = (
@@ -39,7 +37,7 @@ def cache_of_hub() -> Path:
 
 
 def from_hub(source: Weights) -> Ready:
-    """A GGUF or a checkpoint without placeholders: from a cache if complete there, else downloaded.
+    """A GGUF or a checkpoint without placeholders: from the cache if complete there, else downloaded.
 
     Raises WeightsError.
     """
@@ -56,18 +54,12 @@ def from_hub(source: Weights) -> Ready:
 
 
 def in_hub_cache(source: Weights) -> Ready | None:
-    """Complete weights in the hub's cache, or copied, without a request; None if there are none.
+    """Complete weights in the hub's cache, without a request; None if there are none.
 
     Raises WeightsError if the cache itself is unusable.
     """
     cached = _in_cache(source)
     return cached if isinstance(cached, Ready) else None
-
-
-def copies_folder(source: Weights) -> Path:
-    """Where copies from another node of a fleet are, in a folder named by their commit."""
-    name = digest([source.repo, source.file, source.revision or "main"])
-    return cache_folder() / "weights" / name / "hub"
 
 
 def download_bytes(source: Weights) -> int | None:
@@ -85,13 +77,11 @@ def download_bytes(source: Weights) -> int | None:
 
 def _in_cache(source: Weights) -> Ready | WeightsError | None:
     """Weights, or the error of an unusable copy. Raises WeightsError if the cache is unusable."""
-    damaged: WeightsError | None = None
-    for path in filter(None, (_cached(source), _copied(source))):
-        try:
-            return _of_commit(path, source.file)
-        except WeightsError as damage:
-            damaged = damaged or damage
-    return damaged
+    path = _cached(source)
+    try:
+        return _of_commit(path, source.file) if path else None
+    except WeightsError as damage:
+        return damage
 
 
 def _cached(source: Weights) -> Path | None:
@@ -111,11 +101,6 @@ def _cached(source: Weights) -> Path | None:
         return folder
     names = _matching([path.relative_to(folder).as_posix() for path in folder.rglob("*")], source.file)
     return folder / names[0] if len(names) == 1 else None
-
-
-def _copied(source: Weights) -> Path | None:
-    commit = next(copies_folder(source).glob("*"), None)
-    return commit / (source.file or "") if commit else None
 
 
 def _of_commit(path: Path, file: str | None) -> Ready:

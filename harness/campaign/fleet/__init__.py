@@ -1,23 +1,14 @@
-"""Run one config on several machines: Ray places ordinary campaigns on their devices, and one results folder
-collects the records.
+"""Run one config on several machines: Ray connects them, ordinary campaigns run on their devices, and one
+results folder collects the records.
 
-Ray does scheduling and transport, and detects lost nodes. This package chooses the cells of each device,
+Ray has the transport and the access, and detects lost nodes. This package chooses the cells of each device,
 collects the records, and decides about the cells of a lost node.
 """
 
 from harness.campaign.fleet.access import FleetError
-from harness.campaign.fleet.cluster import HeadLost, Place, connected, place_of
-from harness.campaign.fleet.devices import DeviceProgress, Event, FleetWatcher
+from harness.campaign.fleet.cluster import HeadLost, connected
 from harness.campaign.fleet.driver import run
+from harness.campaign.fleet.events import Event, FleetWatcher
+from harness.campaign.fleet.place import Place, place_of
 
-__all__ = [
-    "DeviceProgress",
-    "Event",
-    "FleetError",
-    "FleetWatcher",
-    "HeadLost",
-    "Place",
-    "connected",
-    "place_of",
-    "run",
-]
+__all__ = ["Event", "FleetError", "FleetWatcher", "HeadLost", "Place", "connected", "place_of", "run"]

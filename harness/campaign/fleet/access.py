@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from harness.base.files import NotStarted
-from harness.config.experiment import Frozen
 
 if TYPE_CHECKING:
     import grpc
@@ -35,29 +34,6 @@ GUIDE = "docs/guide/fleet.md"
 
 class FleetError(NotStarted):
     """The fleet cannot be used; the message is one sentence."""
-
-
-class Certificates(Frozen):
-    """Files in PEM with which this machine and the nodes prove to each other who they are."""
-
-    certificate: str
-    """Of this machine; names its address."""
-    key: str
-    """Of the certificate; no other user can read it."""
-    ca: str
-    """The certificate that has signed those of all machines."""
-
-    def variables(self, folder: Path) -> dict[str, str]:
-        """Variables with which Ray encrypts its gRPC channels. `folder`: where relative paths begin.
-
-        Raises FleetError.
-        """
-        found = {TLS: "1"}
-        for name, given in ((CERTIFICATE, self.certificate), (KEY, self.key), (CA, self.ca)):
-            path = folder.absolute() / Path(given).expanduser()
-            _read(path, f"tls: {path}", private=name == KEY)
-            found[name] = str(path)
-        return found
 
 
 def own_token(folder: Path) -> dict[str, str]:
@@ -143,7 +119,12 @@ def _channel(address: str) -> grpc.Channel:
     options = [("grpc.enable_http_proxy", 0)]  # as Ray's own channels
     if not tls_is_on():
         return grpc.insecure_channel(address, options)
-    ca, key, certificate = (Path(os.environ[name]).read_bytes() for name in (CA, KEY, CERTIFICATE))
+    try:
+        ca, key, certificate = (Path(os.environ[name]).read_bytes() for name in (CA, KEY, CERTIFICATE))
+    except (KeyError, OSError) as refusal:
+        raise FleetError(
+            f"{TLS} needs readable files in {CA}, {KEY} and {CERTIFICATE}: {refusal}"
+        ) from refusal
     return grpc.secure_channel(address, grpc.ssl_channel_credentials(ca, key, certificate), options)
 
 
@@ -152,28 +133,22 @@ def _token(address: str) -> tuple[str, str]:
     token, origin = os.environ.get(TOKEN, ""), TOKEN
     if not token:
         path = Path(os.environ.get(TOKEN_PATH) or DEFAULT_PATH).expanduser()
-        origin = str(path)
-        lacks = f"{address} asks for a token ({GUIDE}), and {path}"
-        token = _read(path, lacks, private=True).decode("ascii", "replace").strip()
+        origin, lacks = str(path), f"{address} asks for a token ({GUIDE}), and {path}"
+        try:
+            if path.stat().st_mode & 0o077:
+                raise FleetError(f"{lacks} can be read by other users: chmod 600 {path}")
+            token = path.read_text("ascii", "replace").strip()
+        except OSError as refusal:
+            raise FleetError(f"{lacks} cannot be read: {refusal.strerror}") from refusal
     if not (token.isascii() and token.isprintable() and token):
         raise FleetError(f"{address} asks for a token, and {origin} holds none")
     return token, origin
 
 
-def _read(path: Path, subject: str, private: bool) -> bytes:
-    """A file, of `private` ones only if nobody else can read it. Raises FleetError, with the subject."""
-    try:
-        if private and path.stat().st_mode & 0o077:
-            raise FleetError(f"{subject} can be read by other users: chmod 600 {path}")
-        return path.read_bytes()
-    except OSError as refusal:
-        raise FleetError(f"{subject} cannot be read: {refusal.strerror}") from refusal
-
-
 def _on_loopback(address: str) -> bool:
     """Whether all that a HOST:PORT stands for is this machine's loopback interface."""
     try:
-        found = socket.getaddrinfo(address.rpartition(":")[0].strip("[]"), None)
+        hosts = socket.getaddrinfo(address.rpartition(":")[0].strip("[]"), None)
     except OSError:
         return False
-    return all(ipaddress.ip_address(str(each[4][0]).partition("%")[0]).is_loopback for each in found)
+    return all(ipaddress.ip_address(str(host[4][0]).partition("%")[0]).is_loopback for host in hosts)

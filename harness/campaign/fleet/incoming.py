@@ -6,7 +6,7 @@ A node may run another program than this one. What passes may still be false (do
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -17,22 +17,14 @@ from harness import records
 from harness.base import bounds
 from harness.base.files import FAULTS, strict_json
 from harness.base.text import list_named, shortened
-from harness.campaign.fleet import files
-from harness.campaign.fleet.files import Copy, Damaged, Json, Parcel
-from harness.config.plan import Cell
+from harness.campaign.fleet import parcels
+from harness.campaign.fleet.parcels import Damaged, Parcel
 from harness.dataset import checks
 from harness.dataset.checks import Evidence
 from harness.records import Draft, Record, ResultsError, Stored
 from harness.records.parts import Campaign, Fields, From0, Machine, clause
 
-# The lines of a job, as node.py and on_node.py write them.
-
-
 Sentence = Annotated[str, Field(max_length=1 << 16)]  # it goes into records and onto terminals
-
-
-class Started(TypedDict):
-    node: str
 
 
 class Begins(TypedDict):
@@ -75,59 +67,50 @@ class Surveyed(TypedDict):
     niceness: int
 
 
-class Stocked(TypedDict):
-    copies: list[Copy]
-    lacks: bool
-
-
-LINES: dict[str, Any] = {
-    "started": Started,
-    "begins": Begins,
-    "record": Arrived,
-    "ended": Ended,
-    "failed": Failed,
-    "message": Message,
-    "warning": Message,
-    "surveyed": Surveyed,
-    "stocked": Stocked,
+EVENTS: dict[str, dict[str, Any]] = {
+    "survey": {"surveyed": Surveyed, "record": Arrived, "failed": Failed},
+    "measure": {
+        "begins": Begins,
+        "record": Arrived,
+        "ended": Ended,
+        "failed": Failed,
+        "message": Message,
+        "warning": Message,
+    },
+    "tidy": {"record": Arrived, "failed": Failed},
 }
 STRANGE = "its node sent a line that no node sends"
 
 
-def parsed(line: str | None) -> Json:
-    """A line of a job, of the shape of its event. Raises Damaged."""
-    if line is None:
+def parsed(text: str | None, kind: str) -> dict[str, Any]:
+    """A line of a job of this kind, of the shape of its event. Raises Damaged."""
+    if text is None:
         most = bounds.MESSAGE_BYTES >> 20
         raise Damaged(f"its node sent more than {most} MiB in one message; no record takes so much")
     try:
-        found = strict_json(line.encode(errors="replace"))
+        line = strict_json(text.encode(errors="replace"))
     except ValueError:
         raise Damaged(f"{STRANGE}: it is not JSON") from None
-    event = str(found.get("event")) if isinstance(found, dict) else ""
-    if event not in LINES:
+    event = str(line.get("event")) if isinstance(line, dict) else ""
+    if event not in EVENTS[kind]:
         raise Damaged(STRANGE)
-    if wrong := clause(LINES[event], found):
+    if wrong := clause(EVENTS[kind][event], line):
         raise Damaged(f"{STRANGE}: in {event}, {shortened(wrong, 200)}")
-    return found  # type: ignore[no-any-return]
+    return line  # type: ignore[no-any-return]
 
 
-# What a line says, against what is known of its node and its job.
-
-
-def surveyed_device(line: Json, devices: Collection[str], cells: Iterable[Cell]) -> str:
-    """The device that a survey is of. `devices`: of its node; `cells`: of the run. Raises Damaged."""
+def check_survey(line: Mapping[str, Any], device: str, cells: Collection[str]) -> None:
+    """A survey of a device and of cells that a node was given. Raises Damaged."""
     shared = line["shared"]
-    device = _device(shared)
-    if device not in devices:
-        raise Damaged(f"its node surveyed the device {shortened(device)}, which it does not have")
-    if line["cells"].keys() != {cell.id for cell in cells if files.goes_to(cell, device)}:
+    if (named := _device(shared)) != device:
+        raise Damaged(f"its node surveyed the device {shortened(named)}, and was given {device}")
+    if line["cells"].keys() != {*cells}:
         raise Damaged("its node surveyed other cells than it was given")
-    for cell, found in line["cells"].items():
-        begun = {**shared, **found["facts"], "attempt": 1}
+    for cell, surveyed in line["cells"].items():
+        begun = {**shared, **surveyed["facts"], "attempt": 1}
         if wrong := clause(Draft, begun):
             raise Damaged(f"{STRANGE}: in surveyed, {shortened(wrong, 200)}")
         _check_cell(begun["cell"], [cell])
-    return device
 
 
 def check_repeat(
@@ -162,9 +145,11 @@ def checked_record(parcel: Parcel) -> Record:
 
     Raises Damaged, and ResultsError if there is no room to unpack it.
     """
+    contents = parcels.unpacked(parcel)
     try:
         with tempfile.TemporaryDirectory() as folder:
-            files.unpack(parcel, Path(folder))
+            for name, content in contents.items():
+                (Path(folder) / name).write_bytes(content)
             return _read(Path(folder))
     except OSError as refusal:
         raise ResultsError(f"no record can be unpacked here: {refusal.strerror}") from refusal

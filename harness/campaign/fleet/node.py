@@ -1,4 +1,4 @@
-"""`python -m harness.campaign.fleet.node PARENT_PID NODE`: one job of a fleet on this node. The job comes as
+"""`python -m harness.campaign.fleet.node PARENT_PID`: one job of a fleet on this node. The job comes as
 a line of JSON on standard input, and events go as lines of JSON to standard output.
 
 The job is an ordinary campaign with its own device lock, into a folder of the cache. The process
@@ -22,15 +22,13 @@ from harness import config, machine
 from harness.analysis.disturbances import BusyProcess
 from harness.analysis.verdicts import Verdict, attempts_left, status
 from harness.base.files import FULL, NotFinished, NotStarted
-from harness.campaign import forecast, prepare, repeat, run
-from harness.campaign.fleet import files
-from harness.campaign.fleet.files import Job
-from harness.campaign.other_processes import device_lock
-from harness.campaign.repeat import NotReady
-from harness.campaign.rounds import RunOptions, preparation_of
+from harness.campaign import forecast, repeat, run
+from harness.campaign.fleet import parcels
+from harness.campaign.fleet.jobs import Job
+from harness.campaign.fleet.results import identity
+from harness.campaign.rounds import RunOptions
 from harness.config import Experiment, plan
 from harness.config.plan import Cell
-from harness.models.locate import WeightsError
 from harness.records import Draft, Stored
 from harness.stacks.inside.guard import end_with
 from runners.protocol import Rows
@@ -40,16 +38,13 @@ MESSAGE_S = 2.0  # between transient messages
 NOMINAL_BYTES_PER_S, NOMINAL_FLOPS = 20e9, 1e11
 
 
-def main(parent_pid: int, node: str) -> int:
+def main(parent_pid: int) -> int:
     """Do the job on standard input; it ends with its parent. 1: a line `failed` has the reason."""
     end_with(parent_pid)
     signal.signal(signal.SIGTERM, _stop)
     with contextlib.suppress(OSError):  # Ray starts its workers with a niceness of 15
         os.setpriority(os.PRIO_PROCESS, 0, 0)
     job: Job = json.loads(sys.stdin.readline())
-    job["node"] = node
-    if node in job["clocks"]:
-        job["fleet"]["clock_ahead_s"] = job["clocks"][node]
     try:
         JOBS[job["do"]](job)
     except (NotStarted, NotFinished) as reason:
@@ -65,33 +60,21 @@ def main(parent_pid: int, node: str) -> int:
     return 1
 
 
-class _Printing:
-    """Whether a line is being printed, and whether the process is to stop after it: half a line would run
-    into the next one."""
-
-    now = stop = False
-
-
 def _stop(number: int, frame: object) -> None:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # once is enough: the record is written now
-    if _Printing.now:
-        _Printing.stop = True
-    else:
-        raise KeyboardInterrupt
+    raise KeyboardInterrupt
 
 
 def say(event: str, **values: Any) -> None:
-    """Print what happens. A parent that is gone reads nothing, and what was measured is in the spool."""
+    """Print what happens, whole before the process is stopped: half a line would run into the next one. A
+    parent that is gone reads nothing, and what was measured is in the spool."""
     line = json.dumps({"event": event, **values})
-    _Printing.now = True
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
     try:
         with contextlib.suppress(BrokenPipeError):
             print(line, flush=True)
     finally:
-        _Printing.now = False
-    if _Printing.stop:
-        _Printing.stop = False
-        raise KeyboardInterrupt
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def survey(job: Job) -> None:
@@ -116,17 +99,17 @@ def survey(job: Job) -> None:
         }
     niceness = os.getpriority(os.PRIO_PROCESS, 0)
     say("surveyed", shared=shared, cells=found, niceness=niceness)
-    for parcel in files.unsent_parcels(job["tag"], job["known"]):
+    for parcel in parcels.unsent(job["tag"], job["known"]):
         say("record", parcel=parcel)
 
 
 def measure(job: Job) -> None:
     """Run a campaign of some cells. `earlier`: records of them that the fleet has, which are not measured
     again. Ends with the identities of all records that count: content key, repeat, start."""
-    with files.spool_folder(job["tag"]) as here:
+    with parcels.spool_folder(job["tag"]) as here:
         experiment, cells = _wanted(job, here)
         root = here / "results"
-        earlier = [files.store_parcel(root, parcel) for parcel in job["earlier"]]
+        earlier = [parcels.store(root, parcel) for parcel in job["earlier"]]
         lines = Lines({stored.folder for stored in earlier if stored})
         options = RunOptions(
             root=root,
@@ -141,58 +124,16 @@ def measure(job: Job) -> None:
             stored = run.run(experiment, cells, options, lines)
         finally:
             lines.send_rest(root)
-    say("ended", records=[_identity(each) for each in stored])
-
-
-def stock(job: Job) -> None:
-    """Have the weights of some cells here before a campaign: those that other nodes offer (`copies`) are
-    copied, the others made or downloaded. Ends with what this node can offer, and whether it lacks
-    any: why, is the campaign's to say."""
-    with tempfile.TemporaryDirectory() as here:
-        experiment, cells = _wanted(job, Path(here))
-    lines = Lines(set())
-    preparation = preparation_of(experiment, lines)
-    device = forecast.device_of(experiment)
-    offered: dict[str, files.Copy] = {}
-    lacks = False
-    with device_lock(preparation.device_id, job["wait"], lines.say):
-        for each in job["copies"]:
-            _copy_one(each)
-        for cell in cells:
-            found = prepare.inputs_or_refusal(cell, experiment, preparation, device)
-            if isinstance(found, NotReady):
-                lacks = True
-            else:
-                offered |= {
-                    each["target"]: each for each in files.copies_of(cell, found.weights, job["node"])
-                }
-    say("stocked", copies=list(offered.values()), lacks=lacks)
-
-
-def _copy_one(each: files.Copy) -> None:
-    try:
-        if files.receive_copy(each, _fetch):
-            say("message", line=f"copied weights {each['target']} from another node")
-    except (files.CopyFailed, WeightsError) as failure:
-        say("warning", line=f"weights {each['target']} are made here: {failure}")
-
-
-def _fetch(node: str, file: files.File, path: Path) -> str:
-    """Ask the process that started this one, which is Ray's."""
-    say("copy", node=node, source=file["source"], bytes=file["bytes"], target=str(path))
-    answer = json.loads(sys.stdin.readline() or '{"sha256": null, "lacks": "no answer"}')
-    if answer["sha256"] is None:
-        raise files.CopyFailed(f"it cannot be copied ({answer['lacks']})")
-    return str(answer["sha256"])
+    say("ended", records=[identity(each.record) for each in stored])
 
 
 def tidy(job: Job) -> None:
     """Remove the records that the fleet has stored."""
-    for parcel in files.unsent_parcels(job["tag"], job["known"]):
+    for parcel in parcels.unsent(job["tag"], job["known"]):
         say("record", parcel=parcel)
 
 
-JOBS: dict[str, Callable[[Job], None]] = {"survey": survey, "stock": stock, "measure": measure, "tidy": tidy}
+JOBS: dict[str, Callable[[Job], None]] = {"survey": survey, "measure": measure, "tidy": tidy}
 
 
 def _wanted(job: Job, here: Path) -> tuple[Experiment, list[Cell]]:
@@ -201,11 +142,6 @@ def _wanted(job: Job, here: Path) -> tuple[Experiment, list[Cell]]:
     experiment = config.load(path)
     wanted = set(job["cells"])
     return experiment, [cell for cell in plan.cells(experiment) if cell.id in wanted]
-
-
-def _identity(stored: Stored) -> list[object]:
-    record = stored.record
-    return [record["content_key"], record["repeat"], record["started_utc"]]
 
 
 class Lines:
@@ -252,8 +188,8 @@ class Lines:
 
     def _send(self, folder: Path, **values: Any) -> None:
         self._sent.add(folder)
-        say("record", parcel=files.packed_parcel(folder), **values)
+        say("record", parcel=parcels.packed(folder), **values)
 
 
 if __name__ == "__main__":
-    sys.exit(main(int(sys.argv[1]), sys.argv[2]))
+    sys.exit(main(int(sys.argv[1])))

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import hashlib
-import json
 import os
 import select
 import signal
@@ -19,7 +17,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any
 
 # Printed by the harness on the node. Another version may have other modules: its number comes first.
 VERSION = """
@@ -29,17 +27,13 @@ from harness.campaign.repeat import git_commit
 print(git_commit() or "")
 """
 WAKES_S = 1.0
-CHUNK = 4 << 20
-ANSWERS_WITHIN_S = 60.0  # for a chunk
-SLOWEST_BYTES_PER_S = 20e6  # at which a node reads and hashes a file
 MOST_ERROR = 1 << 12  # bytes of standard error in which its last line is looked for
-COPY = '{"event": "copy"'  # how the line of a job begins that asks for one
 ENDS_WITHIN_S = 60.0  # a campaign that is stopped writes the record of its repeat first
 
 
 class Mailbox:
     """An actor on the head: keeps the lines of all jobs until the fleet takes them. One that is too long
-    is null."""
+    is None."""
 
     def __init__(self, most_bytes: int) -> None:
         self._most_bytes = most_bytes
@@ -59,29 +53,14 @@ class Mailbox:
         return found
 
 
-class NodeVersion(TypedDict):
-    """`version` and git `commit` (may be empty) of the harness on a node; `lacks`: why it has no version, or
-    none of today's modules; `time_s`: seconds since 1970 by its clock, at the end."""
-
-    version: str | None
-    commit: str
-    lacks: str | None
-    time_s: float
-
-
-def node_version() -> NodeVersion:
-    """The harness's version on this node."""
+def node_version() -> tuple[list[str], str, float]:
+    """The version of the harness on this node and its git commit, as far as they are known; why it has none,
+    or none of today's modules; seconds since 1970 by its clock."""
     ran = subprocess.run(
         [sys.executable, "-c", VERSION], capture_output=True, text=True, env=_environment(), cwd="/"
     )
-    words = ran.stdout.split()
     lacks = ran.stderr.strip().splitlines()[-1:] if ran.returncode else []
-    return {
-        "version": words[0] if words else None,
-        "commit": words[1] if len(words) > 1 else "",
-        "lacks": lacks[0] if lacks else None,
-        "time_s": time.time(),
-    }
+    return ran.stdout.split(), "".join(lacks), time.time()
 
 
 class Lines:
@@ -108,61 +87,9 @@ class Lines:
                 self._whole, self._rest = [bytes(self._rest), *more[:-1]], bytearray(more[-1])
 
 
-def piece(path: str, offset: int) -> bytes:
-    """At most CHUNK bytes of a file on this node."""
-    with Path(path).open("rb") as file:
-        file.seek(offset)
-        return file.read(CHUNK)
-
-
-def sha256(path: str) -> str:
-    """The digest of a file on this node."""
-    found = hashlib.sha256()
-    with Path(path).open("rb") as file:
-        while content := file.read(CHUNK):
-            found.update(content)
-    return found.hexdigest()
-
-
-def copy(node: str, source: str, size: int, target: str) -> str:
-    """Copy a file from another node through Ray's object store, of which it takes two chunks at a time.
-    Returns the hash that the file has there. Raises OSError, and what Ray raises."""
-    import ray
-    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
-
-    there = {
-        "num_cpus": 0,
-        "max_retries": 0,
-        "scheduling_strategy": NodeAffinitySchedulingStrategy(node_id=node, soft=False),
-    }
-    read = ray.remote(piece).options(**there)
-    begun: list[Any] = []
-    with Path(target).open("wb") as file:
-        for offset in range(0, size, CHUNK):
-            begun.append(read.remote(source, offset))
-            if len(begun) == 2:
-                file.write(ray.get(begun.pop(0), timeout=ANSWERS_WITHIN_S))
-        for last in begun:
-            file.write(ray.get(last, timeout=ANSWERS_WITHIN_S))
-    hashed = ray.remote(sha256).options(**there).remote(source)
-    return str(ray.get(hashed, timeout=ANSWERS_WITHIN_S + size / SLOWEST_BYTES_PER_S))
-
-
-def copied(line: str) -> str:
-    """The answer to a job that asks for a copy: a line of JSON with its hash, or why there is none."""
-    wanted = json.loads(line)
-    try:
-        found = copy(wanted["node"], wanted["source"], wanted["bytes"], wanted["target"])
-    except Exception as failure:  # of Ray, the network or the disk
-        why = getattr(failure, "strerror", None) or type(failure).__name__
-        return json.dumps({"sha256": None, "lacks": why})
-    return json.dumps({"sha256": found})
-
-
 def node_work(job: str, name: str, mailbox: Any, most_bytes: int) -> tuple[int, str]:
     """Run one job of node.py, and put each line that it prints, of a longer one than `most_bytes` only its
-    begin, into the mailbox, under `name`; where it asks for a file of another node, copy that. Returns its
-    exit code and the last line of its standard error.
+    begin, into the mailbox, under `name`. Returns its exit code and the last line of its standard error.
 
     Ray's cancellation, which comes as KeyboardInterrupt, ends the job as Ctrl-C does.
     """
@@ -170,14 +97,12 @@ def node_work(job: str, name: str, mailbox: Any, most_bytes: int) -> tuple[int, 
 
     # Ray's cancellation does nothing where SIGINT is ignored, as below `nohup ray start ... &`.
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    node = ray.get_runtime_context().get_node_id()
 
     def put(line: str) -> None:
         ray.get(mailbox.put.remote(name, line))
 
-    put(json.dumps({"event": "started", "node": node}))
     with tempfile.TemporaryFile() as errors:
-        command = [sys.executable, "-m", "harness.campaign.fleet.node", str(os.getpid()), node]
+        command = [sys.executable, "-m", "harness.campaign.fleet.node", str(os.getpid())]
         process = subprocess.Popen(
             command,
             stdin=subprocess.PIPE,
@@ -190,16 +115,10 @@ def node_work(job: str, name: str, mailbox: Any, most_bytes: int) -> tuple[int, 
         assert process.stdout is not None
         printed = Lines(process.stdout.fileno(), most_bytes)
         try:
-            answers = process.stdin
-            answers.write(job.encode() + b"\n")
-            answers.flush()
+            with contextlib.suppress(BrokenPipeError), process.stdin as sent:  # its outcome says why it ended
+                sent.write(job.encode() + b"\n")
             for line in printed:
-                if not line.startswith(COPY):
-                    put(line)
-                    continue
-                with contextlib.suppress(BrokenPipeError):  # it has ended, and its outcome says why
-                    answers.write(copied(line).encode() + b"\n")
-                    answers.flush()
+                put(line)
             process.wait()
         finally:
             if process.poll() is None:
@@ -210,8 +129,6 @@ def node_work(job: str, name: str, mailbox: Any, most_bytes: int) -> tuple[int, 
                     process.wait(ENDS_WITHIN_S)
                 except subprocess.TimeoutExpired:
                     process.kill()
-            with contextlib.suppress(BrokenPipeError):
-                process.stdin.close()
         errors.seek(max(0, errors.seek(0, os.SEEK_END) - MOST_ERROR))
         last = errors.read().decode("utf-8", "replace").strip().splitlines()[-1:]
     return process.returncode, last[0] if last else ""

@@ -65,9 +65,15 @@ def cards(folder: Path, slower: float = 1.0) -> Path:
     return folder
 
 
+def nine_digits(text: str) -> float:
+    """Of a figure whose last digits depend on the machine, and with them where a line is cut."""
+    return float(f"{float(text):.9g}")
+
+
 def summary(rows: list[dict[str, Any]]) -> str:
     """A line for each column: how many rows have a value, and the mean of numbers, or the texts."""
     lines = []
+    rows = json.loads(json.dumps(rows), parse_float=nine_digits)
     for name in sorted({name for row in rows for name in row}):
         values = [row[name] for row in rows if row.get(name) not in (None, [])]
         numbers = [value for value in values if isinstance(value, (int, float))]
@@ -81,7 +87,7 @@ def summary(rows: list[dict[str, Any]]) -> str:
 
 def page(html: str) -> str:
     """The answers and tables of a page as text, and the first values of its figures."""
-    figures = [json.loads(text) for text in SCRIPTS.findall(html)]
+    figures = [json.loads(text, parse_float=nine_digits) for text in SCRIPTS.findall(html)]
     text = re.sub(r"<(script|style|svg).*?</\1>", " ", html, flags=re.DOTALL)
     text = re.sub(r"[ \t]*\n\s*", "\n", re.sub(r"<[^>]+>", "\n", text))
     return text + "\n".join(json.dumps(figure)[:1500] for figure in figures) + "\n"

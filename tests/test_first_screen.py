@@ -40,9 +40,8 @@ def test_published_figures_and_our_own_are_answered_apart():
         row("a v", machine="here", tokens_per_s=1.0, repeats=1),
         row("a w", machine="there", kind="reported"),
     ]
-    (view,) = report_page.views(
-        Study("t", [*cells, row("a x", machine="here", tokens_per_s=2.0, repeats=1)]), {}
-    )
+    cells.append(row("a x", machine="here", tokens_per_s=2.0, repeats=1))
+    (view,) = report_page.views(Study("t", cells))
     assert [panel.title for panel in view.panels] == ["m on here", "m on there, third-party"]
     assert [panel.answers[0].leaders for panel in view.panels] == [("a x",), ()]
 

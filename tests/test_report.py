@@ -259,25 +259,25 @@ def test_limits_and_baseline_stand_beside_the_bars_and_an_unknown_W_has_none():
 def test_every_figure_has_its_text():
     study = SYNTHETIC(tokens=600)
     in_chapters = report_page.figures_chapters(study)["prefill"].figures.items()
-    for title, drawn in [*report_page.sections(study).values(), *in_chapters]:
+    decodes = {model: report_page.of_decodes(study, model) for model in study.decodes}
+    for title, drawn in [*decodes.items(), *in_chapters]:
         assert drawn, title
         for figure in drawn:
             assert figure.text.endswith(".")
-    names = [figure.name for figure in report_page.sections(study)["m0"][1]]
-    assert names == ["latency", "B", "W", "memory-over-time"]
+    first, *_ = decodes.values()
+    assert [figure.name for figure in first] == ["latency", "B", "W", "memory-over-time"]
 
 
 def test_figures_need_no_more_than_a_row_has():
     bare = Study("t", [row("m s x"), row("m s y", status="error")])
-    assert report_page.sections(bare) == {"m0": ("m", [])}
+    assert report_page.of_decodes(bare, "m") == []
     assert "Nothing to draw" in report_page.page(bare)
     assert "No cells." in report_page.page(Study("t", []))
     assert failure(bare.cells[1]) == "error"
     short = Study("t", [row()], series={row()["name"]: Curve(np.array([26.0]), np.array([1.0]))})
     memory = {row()["name"]: MemoryCurve(np.array([0.0, 1.0]), None, np.array([np.nan, 2e9]))}
-    assert [f.name for f in report_page.sections(replace(short, memory=memory))["m0"][1]] == [
-        "memory-over-time"
-    ]
+    (drawn,) = report_page.of_decodes(replace(short, memory=memory), "m")
+    assert drawn.name == "memory-over-time"
 
 
 def test_markdown_has_the_pages_tables_and_no_name_breaks_them():

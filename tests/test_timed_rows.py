@@ -110,8 +110,8 @@ def test_figures_of_a_decode_are_those_of_decodes_alone(study: Study):
     line, *_ = closing.sentences(study)
     assert "depth" not in line
     assert "prefill" not in line
-    (_, drawn) = report_page.sections(study)["m0"]
-    (latency,) = (figure for figure in drawn if figure.name == "latency")
+    (model,) = study.decodes
+    (latency,) = (figure for figure in report_page.of_decodes(study, model) if figure.name == "latency")
     assert {trace["name"] for trace in latency.data} == {"fake v"}
     speed = exports.markdown(study).partition("## Speed")[2].partition("\n## ")[0]
     assert "v prefill" not in speed

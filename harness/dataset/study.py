@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from datetime import datetime
 from functools import cache, cached_property
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -612,62 +609,3 @@ def _versions(record: Record) -> str | None:
     adopted = (record.get("environment") or {}).get("adopted") or {}
     pins = "; not pinned" if adopted.get("pins_not_met") else ""
     return f"{record['stack']}: {listed}{pins}"
-
-
-# Read and analyse records one campaign at a time, oldest first, so that only one is in memory.
-
-
-@dataclass(frozen=True)
-class Campaign:
-    """`place`: sorts campaigns."""
-
-    place: str
-    study: Study
-    stored: Sequence[Stored]
-
-    @property
-    def repeats(self) -> list[tuple[Repeat, Stored]]:
-        """The row of each repeat with its record."""
-        return list(zip(self.study.repeats, self.study.stored, strict=True))
-
-
-def campaigns(stored: Iterable[Stored]) -> Iterator[Campaign]:
-    """Every campaign of some records, in their order; the latest check of each variant's weights, and the
-    scores of all campaigns, apply to its repeats.
-
-    Raises ResultsError for a record that disappeared since it was found.
-    """
-    folders, checks, scores = _sorted_out(stored)
-    for place, of in folders:
-        found = [Stored(folder, records.read(folder / "record.json")) for folder in of]
-        study = load_study([*found, *checks])
-        quality.apply(study.repeats, scores)
-        yield Campaign(place, study, found)
-
-
-def _sorted_out(
-    stored: Iterable[Stored],
-) -> tuple[list[tuple[str, list[Path]]], list[Stored], list[Score]]:
-    """The folders of each campaign, oldest first, the check of each variant's weights that counts, and all
-    scores."""
-    scores: list[Score] = []
-    folders: dict[str, list[Path]] = {}
-    places: dict[str, str] = {}
-    checks: list[tuple[bool, datetime, Stored]] = []
-    for each in stored:
-        record = each.record
-        if record["kind"] == "checked":
-            at = datetime.fromisoformat(record["started_utc"])
-            checks.append((record["outcome"] == "ok", at, each))
-            continue
-        if record["kind"] == "scored":
-            with contextlib.suppress(*FAULTS):  # it is named where its campaign is read
-                scores.append(quality.row(record))
-        campaign = record["campaign"]["id"]
-        folders.setdefault(campaign, []).append(each.folder)
-        places[campaign] = dataset_table.place(record)
-    checks.sort(key=lambda check: check[:2])
-    latest = {check.record["content_key"]: check for _, _, check in checks}
-    ordered = sorted(folders, key=places.__getitem__)
-    found = [(places[campaign], folders[campaign]) for campaign in ordered]
-    return found, list(latest.values()), scores

@@ -48,22 +48,17 @@ def figures_chapters(study: Study) -> dict[str, Chapter[Any]]:
     return {name: chapter for name, chapter in chapters.items() if chapter}
 
 
-def sections(study: Study) -> dict[str, tuple[str, list[Chart]]]:
-    """Id of a section -> its title and its figures, of decodes."""
-    looks = marks(study)
-    found = {}
-    across = bars.share(study, looks)
-    if across:
-        found["across"] = ("All models", [across])
-    for number, (model, rows) in enumerate(study.decodes.items()):
-        named = list(zip(labels(rows, model), rows, strict=True))
-        charts = (
+def of_decodes(study: Study, model: str) -> list[Chart]:
+    """The figures of a model's decodes."""
+    rows, looks = study.decodes.get(model, []), marks(study)
+    named = list(zip(labels(rows, model), rows, strict=True))
+    return with_data(
+        [
             curves.latency_curves(model, named, study.series, looks),
             *bars.of_model(model, named, looks),
             curves.memory_curves(model, named, study.memory, looks),
-        )
-        found[f"m{number}"] = (model, with_data(charts))
-    return found
+        ]
+    )
 
 
 @dataclass(frozen=True)
@@ -96,11 +91,9 @@ class View:
     flagged: Sequence[tuple[str, Sequence[tuple[str, str]]]]
 
 
-def views(study: Study, drawn: Mapping[str, tuple[str, list[Chart]]]) -> list[View]:
-    """A view of each model, in order; models with only searches and memory come last. `drawn`: the sections
-    of decodes."""
-    chapters, figures = figures_chapters(study), dict(drawn.values())
-    looks, groups = marks(study), answers.groups(study)
+def views(study: Study) -> list[View]:
+    """A view of each model, in order; models with only searches and memory come last."""
+    chapters, looks, groups = figures_chapters(study), marks(study), answers.groups(study)
     of_chapters = [model for chapter in chapters.values() for model in chapter.rows]
     found = []
     for number, model in enumerate(dict.fromkeys((*study.models, *(g.model for g in groups), *of_chapters))):
@@ -124,7 +117,7 @@ def views(study: Study, drawn: Mapping[str, tuple[str, list[Chart]]]) -> list[Vi
                     for group in own
                     if group.named or group.searched or group.several
                 ],
-                figures.get(model, []),
+                of_decodes(study, model),
                 quality.tables_of_model(model, study.decodes.get(model, []), study.series),
                 {name: chapter for name, chapter in chapters.items() if model in chapter.rows},
                 summary.failures(part),
@@ -151,10 +144,9 @@ def write(path: Path, study: Study) -> None:
 
 def page(study: Study, version: str = "") -> str:
     """The page of a study as text. `version`: as in filled()."""
-    drawn = sections(study)
-    origin = head.origin(study)
-    across = drawn.get("across", ("", []))[1]
-    return of_views(study, views(study, drawn), origin, summary.meanings(study), across, version)
+    across = bars.share(study, marks(study))
+    origin, meanings = head.origin(study), summary.meanings(study)
+    return of_views(study, views(study), origin, meanings, [across] if across else [], version)
 
 
 def of_views(

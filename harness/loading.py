@@ -11,8 +11,9 @@ from typing import NamedTuple
 
 from harness.base import data
 from harness.base.text import few, plural, say
-from harness.dataset import sql, table
-from harness.dataset.rows import Found, Judged, of_folder, without_collection
+from harness.dataset import campaign_order, sql
+from harness.dataset.judging import Judged
+from harness.dataset.rows import Found, of_folder, without_collection
 from harness.dataset.study import Study, study_of, with_series
 from harness.records import ResultsError, no_records
 from harness.share.bundle import SUFFIX, as_folder, is_bundle
@@ -116,7 +117,7 @@ def _of_campaign(source: Source, which: str) -> list[Judged]:
     """The records of the latest campaign, or of those whose ids begin so, with all checks of weights."""
     judged = source.found.judged
     places = {each.facts["campaign"]: each.facts["place"] for each in judged}
-    past = [campaign for campaign in places if not table.from_the_future(campaign)]
+    past = [campaign for campaign in places if not campaign_order.from_the_future(campaign)]
     if which == "latest":
         chosen = {max(past, key=places.__getitem__)} if past else set()
     else:

@@ -16,7 +16,7 @@ from harness.analysis.columns import Repeat as Row
 from harness.base.files import TABLE_OF
 from harness.base.lookup import value_at
 from harness.base.text import csv_text
-from harness.dataset.rows import Judged
+from harness.dataset.judging import Judged
 from harness.dataset.study import Study
 from harness.records import ResultsError, Stored
 

@@ -11,8 +11,9 @@ from typing import NamedTuple
 
 from harness.base import data
 from harness.base.text import few, plural, say
-from harness.dataset import sql, table
-from harness.dataset.rows import Found, Judged, of_folder, without_collection
+from harness.dataset import campaign_order, sql
+from harness.dataset.judging import Judged
+from harness.dataset.rows import Found, of_folder, without_collection
 from harness.dataset.study import Study, study_of, with_series
 from harness.records import ResultsError, no_records
 from harness.share.bundle import SUFFIX, as_folder, is_bundle
@@ -31,21 +32,20 @@ def load_results(*paths: str | Path, baseline: str | Path | None = None) -> Stud
     to compare with. Raises ResultsError, LogError."""
     if not paths or "" in paths:
         raise ResultsError("no folder is named")
-    given = [data.results(str(path)) for path in paths]
+    named = [data.results(str(path)) for path in paths]
     with contextlib.ExitStack() as stack:
-        sources = [] if is_log(given) else read(given, stack)
-        made, _ = study(given, sources, data.results(str(baseline)) if baseline else None)
-    return replace(made, tables=partial(sql.frame, [path for path in given if path.is_dir()]))
-
-
-def is_log(paths: Sequence[Path]) -> bool:
-    """Whether one of them is a file, but not a bundle."""
-    return any(path.is_file() and not is_bundle(path) for path in paths)
+        loaded, _ = study(named, read(named, stack), data.results(str(baseline)) if baseline else None)
+    return replace(loaded, tables=partial(sql.frame, [path for path in named if path.is_dir()]))
 
 
 def read(paths: Sequence[Path], stack: contextlib.ExitStack) -> list[Source]:
-    """The records of results folders and bundles, which stay unpacked until the stack is closed. Raises
-    ResultsError."""
+    """The records of results folders and bundles, which stay unpacked until the stack is closed; none if a
+    path is a log, a file that is no bundle. Raises ResultsError."""
+    is_log = any(path.is_file() and not is_bundle(path) for path in paths)
+    return [] if is_log else _records(paths, stack)
+
+
+def _records(paths: Sequence[Path], stack: contextlib.ExitStack) -> list[Source]:
     return [
         Source(path, of_folder(stack.enter_context(as_folder(path)), path if is_bundle(path) else None))
         for path in paths
@@ -55,8 +55,8 @@ def read(paths: Sequence[Path], stack: contextlib.ExitStack) -> list[Source]:
 def study(
     paths: Sequence[Path], sources: Sequence[Source], baseline: Path | None, campaign: str | None = None
 ) -> tuple[Study, str]:
-    """The Study of these paths, and the name of its page. `sources`: their records, unless one is a log.
-    `campaign`: see of_records(). Raises ResultsError, LogError."""
+    """The Study of these paths, and the name of its page. `sources`: as read() gives them. `campaign`: see
+    of_records(). Raises ResultsError, LogError."""
     if not sources:
         if len(paths) > 1 or baseline:
             raise ResultsError(
@@ -69,7 +69,7 @@ def study(
     title = ", ".join(path.resolve().name.removesuffix(SUFFIX) for path in paths)
     first = [*shown.cells, *shown.checks, *shown.searches, *shown.scores][0]
     with contextlib.ExitStack() as stack:
-        compared = of_records(read([baseline], stack)) if baseline else None
+        compared = of_records(_records([baseline], stack)) if baseline else None
         shown = with_series(shown, title, compared)
     if proved := [path for path in paths if (path / data.RECOMMENDED).is_dir()]:
         from harness.recommend.answer import with_predictions  # slow to import
@@ -117,7 +117,7 @@ def _of_campaign(source: Source, which: str) -> list[Judged]:
     """The records of the latest campaign, or of those whose ids begin so, with all checks of weights."""
     judged = source.found.judged
     places = {each.facts["campaign"]: each.facts["place"] for each in judged}
-    past = [campaign for campaign in places if not table.from_the_future(campaign)]
+    past = [campaign for campaign in places if not campaign_order.from_the_future(campaign)]
     if which == "latest":
         chosen = {max(past, key=places.__getitem__)} if past else set()
     else:

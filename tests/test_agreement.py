@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from harness.analysis import agreement, own_weights
-from harness.report import quality as report
+from harness.report import agreement_table
 from harness.theory.decoder import dense_fields
 from harness.theory.hf_config import SHAPES
 
@@ -171,12 +171,12 @@ def test_the_table_shows_the_own_error_with_what_is_allowed_and_why_there_is_non
     known["check"]["own"] = own
     failed["check"]["own_failure"] = "is gemma2, which is not dequantized here"
     rows = [agreement.row(each) | {"name": name} for name, each in (("a", known), ("b", failed))]
-    at = report.headings(rows).index("own weights")
-    assert [report.cells(each, rows)[at] for each in rows] == ["4.00% (20%)", "-"]
-    assert report.agreement_notes(rows) == [
+    at = agreement_table.headings(rows).index("own weights")
+    assert [agreement_table.cells(each, rows)[at] for each in rows] == ["4.00% (20%)", "-"]
+    assert agreement_table.agreement_notes(rows) == [
         "b: not compared with its own weights: is gemma2, which is not dequantized here"
     ]
-    assert "own weights" not in report.headings(rows[1:])
+    assert "own weights" not in agreement_table.headings(rows[1:])
 
 
 def test_settings_are_compared_but_for_the_window():
@@ -271,8 +271,10 @@ def test_a_table_shows_the_prompt_two_fixed_depths_and_the_deepest_of_each_check
 
     deep = check(25, 300, 2_100, 4_200, 8_400, 10_000)
     shown = [25, 300, 2_100, 10_000]
-    assert report.headings([deep])[2:-2] == [f"{of} n={n:,}" for n in shown for of in ("error", "top-1")]
-    late = report.headings([deep, check(25, 300, 2_100, 4_200), check()])
+    assert agreement_table.headings([deep])[2:-2] == [
+        f"{of} n={n:,}" for n in shown for of in ("error", "top-1")
+    ]
+    late = agreement_table.headings([deep, check(25, 300, 2_100, 4_200), check()])
     assert [heading for heading in late if "error" in heading][-2:] == ["error n=4,200", "error n=10,000"]
 
 

@@ -5,7 +5,7 @@ from golden_record import GOLDEN, record
 
 from harness.analysis import traffic
 from harness.analysis.verdicts import notes, status, verdict
-from harness.dataset import table
+from harness.dataset import cell_rows, table
 from harness.records import NO_TOKENS, TokenTimes
 
 ON_GPU = {"device": "GPU-1"}
@@ -277,7 +277,7 @@ def test_a_cell_is_the_median_of_its_ok_repeats_and_tells_of_the_others():
     lines = [row | {"B_ms": 2 + k / 100} for k, row in enumerate(ok, -1)]
     failed = record(repeat=4, outcome="oom", reason="does not fit")
     lines.append(table.repeat_row(failed, NO_TOKENS, None, None))
-    (pooled,) = table.per_cell(lines)
+    (pooled,) = cell_rows.per_cell(lines)
     assert (pooled["B_ms"], pooled["repeats_ok"], pooled["repeats"]) == (pytest.approx(2), 3, 4)
     assert pooled["reasons"] == ["does not fit"]
 
@@ -288,8 +288,8 @@ def test_a_median_of_drifts_has_not_the_interval_of_one_of_them():
         | {"drift": share, "drift_ci95": [share - 0.01, share + 0.01]}
         for k, share in enumerate((0.0, 0.01, 0.2))
     ]
-    assert table.per_cell(rows[:1])[0]["drift_ci95"] == [-0.01, 0.01]
-    several = table.per_cell(rows)[0]
+    assert cell_rows.per_cell(rows[:1])[0]["drift_ci95"] == [-0.01, 0.01]
+    several = cell_rows.per_cell(rows)[0]
     assert (several["drift"], several["drift_ci95"]) == (0.01, None)
 
 
@@ -298,7 +298,7 @@ def test_a_cells_W_is_that_of_its_mean_slope_with_the_interval_of_its_repeats():
         lines = [table.repeat_row(record(repeat=k), SERIES, None, None) for k in range(len(slopes))]
         known = {"W_identifiable": True}
         lines = [line | known | {"slope_ms": slope} for line, slope in zip(lines, slopes, strict=True)]
-        return table.per_cell(lines)[0]
+        return cell_rows.per_cell(lines)[0]
 
     assert cell(-0.2, -0.1, 0.1)["W_tokens_per_ms"] is None
     found = cell(0.9e-3, 1.0e-3, 1.1e-3)
@@ -313,5 +313,5 @@ def test_other_versions_or_devices_are_other_rows_and_a_repeat_measured_again_co
     again = table.repeat_row(record(started_utc="2099-01-01T00:00:00+00:00"), SERIES, None, None)
     again |= known | {"B_ms": 9.0}
     other = table.repeat_row(record(content_key="another"), SERIES, None, None) | known
-    pooled = table.per_cell([first, again, other])
+    pooled = cell_rows.per_cell([first, again, other])
     assert [(row["repeats"], row["B_ms"]) for row in pooled] == [(1, 9.0), (1, other["B_ms"])]

@@ -15,8 +15,9 @@ from harness.dataset.study import Study, load_study
 from harness.records import Stored
 from harness.report import exports, summary
 from harness.report import page as report_page
-from harness.report.answers import CRITERION, Answer, answers, groups
+from harness.report.answers import CRITERION, Answer, answers
 from harness.report.closing import commands, sentences
+from harness.report.ranked_groups import groups
 
 NUMBER = re.compile(r"\d[\d,]*(?:\.\d+)?\+?")
 FASTEST, SMALLEST, QUALITY, LONGEST = range(4)

@@ -9,7 +9,7 @@ from harness.analysis import figures
 from harness.analysis.columns import Repeat
 from harness.analysis.figures import FIGURES, Figure, empty_cell
 from harness.compare.judge import Runs
-from harness.dataset import sql
+from harness.dataset import sql_columns
 from harness.report import tables
 
 
@@ -40,7 +40,7 @@ def test_an_entry_with_a_path_is_read_pooled_and_shown(monkeypatch):
         shown=("terminal",),
         table="Memory",
     )
-    for module in (figures, sql):
+    for module in (figures, sql_columns):
         monkeypatch.setattr(module, "FIGURES", (*FIGURES, new))
 
     def row_of(done: Any) -> Any:
@@ -52,7 +52,7 @@ def test_an_entry_with_a_path_is_read_pooled_and_shown(monkeypatch):
     assert figures.pooled(rows)["cpu_s_of_prompt"] == 0.2
     assert tables.column_of(new).text(rows[0]) == "0.10"
     assert new in figures.shown_in("terminal")
-    assert sql.columns_of(Repeat)["cpu_s_of_prompt"] == "DOUBLE"
+    assert sql_columns.columns_of(Repeat)["cpu_s_of_prompt"] == "DOUBLE"
 
 
 @pytest.mark.parametrize("of", ["cells", "repeats"])

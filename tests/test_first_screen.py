@@ -10,7 +10,7 @@ from golden_record import record
 from harness.analysis.figures import empty_cell
 from harness.dataset.study import Study
 from harness.records import Stored
-from harness.report import answers, head, picture, plots, summary
+from harness.report import head, picture, ranked_groups, summary, variant_looks
 from harness.report import page as report_page
 
 
@@ -30,8 +30,8 @@ CELLS = [
 DISTURBED = {"status": "invalid", "reasons": ["waited"], "stayed_disturbed": ["cpu"] * 3}
 
 
-def group(*cells: dict[str, Any]) -> answers.Group:
-    (found,) = answers.groups(Study("t", list(cells)))
+def group(*cells: dict[str, Any]) -> ranked_groups.Group:
+    (found,) = ranked_groups.groups(Study("t", list(cells)))
     return found
 
 
@@ -40,15 +40,14 @@ def test_published_figures_and_our_own_are_answered_apart():
         row("a v", machine="here", tokens_per_s=1.0, repeats=1),
         row("a w", machine="there", kind="reported"),
     ]
-    (view,) = report_page.views(
-        Study("t", [*cells, row("a x", machine="here", tokens_per_s=2.0, repeats=1)]), {}
-    )
+    cells.append(row("a x", machine="here", tokens_per_s=2.0, repeats=1))
+    (view,) = report_page.views(Study("t", cells))
     assert [panel.title for panel in view.panels] == ["m on here", "m on there, third-party"]
     assert [panel.answers[0].leaders for panel in view.panels] == [("a x",), ()]
 
 
 def pictured(*cells: dict[str, Any]) -> dict[str, picture.Picture]:
-    drawn = picture.pictures(group(*cells), plots.marks(Study("t", list(cells))))
+    drawn = picture.pictures(group(*cells), variant_looks.marks(Study("t", list(cells))))
     return {each.name: each for each in drawn}
 
 

@@ -12,7 +12,7 @@ from conftest import ROOT, STUDY_TABLES
 from harness import config
 from harness.analysis.columns import Search
 from harness.analysis.figures import empty_cell
-from harness.dataset import study
+from harness.dataset import matching
 from harness.dataset.study import Study
 from harness.report import closing, longest, summary
 
@@ -104,7 +104,7 @@ def test_every_variant_of_the_studys_config_stands_beside_its_own_row_of_the_stu
     variants = [(v.stack, v.name) for v in config.load(ROOT / "configs" / "4090-qwen15.yaml").variants]
     assert set(variants) == set(PUBLISHED)
     ours = [named(*variant) for variant in (*variants, *OTHERS)]
-    found = study.baseline_rows(ours, published.cells)
+    found = matching.baseline_rows(ours, published.cells)
     tables = {each.record["cell"]: each.record["source"]["tables"] for each in published.stored}
     for row in ours:
         expected = PUBLISHED.get((row["stack"], row["variant"]))
@@ -115,8 +115,9 @@ def test_every_variant_of_the_studys_config_stands_beside_its_own_row_of_the_stu
 
 def test_the_same_name_goes_before_the_studys(published):
     own = named("hf", "bf16-dynamic", kind="measured", B_ms=1.0)
-    assert study.baseline_rows([named("hf", "bf16-dynamic")], [*published.cells, own]) == {own["name"]: own}
-    assert study.baseline_rows([named("hf", "bf16-dynamic")], [named("hf", "bf16", kind="measured")]) == {}
+    ours = [named("hf", "bf16-dynamic")]
+    assert matching.baseline_rows(ours, [*published.cells, own]) == {own["name"]: own}
+    assert matching.baseline_rows(ours, [named("hf", "bf16", kind="measured")]) == {}
 
 
 def test_the_theory_of_the_published_rows_is_the_published_theory(published):

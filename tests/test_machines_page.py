@@ -9,7 +9,7 @@ import pytest
 from made_nights import Nights
 from test_page import BROWSER, DESK, Reader, browser  # noqa: F401
 
-from harness.dataset import rows
+from harness.dataset import judging, rows
 
 MODEL = "tiny-qwen2"
 
@@ -107,7 +107,7 @@ def test_bundles_are_read_once_and_again_when_they_change(harness, folders, tmp_
     first = shown(harness, *bundles)
     assert len(first) == 3
     judged: list[int] = []
-    plain = rows.judge
+    plain = judging.judge
     monkeypatch.setattr(rows, "judge", lambda some, best: judged.append(len(some)) or plain(some, best))
     assert shown(harness, *bundles) == first
     assert not judged

@@ -19,15 +19,17 @@ from harness.dataset.study import Curve, MemoryCurve, Study, failure, labels
 from harness.records import ResultsError
 from harness.report import (
     bars,
+    chapters,
     closing,
     curves,
     exports,
-    parts,
+    figure_texts,
     picture,
     plots,
     summary,
     tables,
     templates,
+    variant_looks,
 )
 from harness.report import page as report_page
 from harness.report.text_table import Table
@@ -46,7 +48,7 @@ def latency(*drawn: tuple[dict[str, Any], Any]) -> plots.Chart:
     cells = [cell for cell, _ in drawn]
     series = {cell["name"]: Curve(np.arange(26.0, 26 + len(ms)), ms) for cell, ms in drawn}
     named = [(cell["variant"], cell) for cell in cells]
-    figure = curves.latency_curves("m", named, series, plots.marks(Study("t", cells)))
+    figure = curves.latency_curves("m", named, series, variant_looks.marks(Study("t", cells)))
     assert figure is not None
     return figure
 
@@ -92,9 +94,9 @@ def test_a_cell_tells_its_figure_or_what_became_of_it(heading: str, figures: Any
 
 
 def test_a_reported_row_says_so_and_a_measured_one_how_many_repeats_were_ok():
-    assert tables.state(row(kind="reported")) == "reported"
-    assert tables.state(row(kind="reported", status="oom")) == "reported oom"
-    assert tables.state(row()) == "ok 3/3"
+    assert figure_texts.state(row(kind="reported")) == "reported"
+    assert figure_texts.state(row(kind="reported", status="oom")) == "reported oom"
+    assert figure_texts.state(row()) == "ok 3/3"
 
 
 def test_the_summary_names_the_fastest_smallest_longest_and_what_failed():
@@ -144,7 +146,7 @@ def test_packed_numbers_are_those_that_were_given():
 def test_the_colour_is_the_stack_the_shape_is_the_bits_and_alike_in_every_model():
     names = ("llamacpp q8_0", "llamacpp q4_k_m", "llamacpp q2_k", "hf bf16", "bnb nf4", "gptq int4-marlin")
     cells = [row(f"{model} {name}") for model in "ab" for name in names]
-    found = plots.marks(Study("t", cells))
+    found = variant_looks.marks(Study("t", cells))
     looks = [found[f"a {name}"] for name in names]
     assert looks == [found[f"b {name}"] for name in names]
     assert len({mark.colour for mark in looks[:3]}) == 1
@@ -163,17 +165,17 @@ def test_the_colour_is_the_stack_the_shape_is_the_bits_and_alike_in_every_model(
     ],
 )
 def test_bits_are_those_of_the_types_name_before_the_bits_per_weight(known: Any, word: str):
-    assert plots.bits(row(**known))[0] == word
+    assert variant_looks.bits(row(**known))[0] == word
 
 
 def test_a_study_of_one_stack_has_a_colour_per_variant():
     cells = [row(f"m s v{i}") for i in range(6)]
-    assert len({mark.colour for mark in plots.marks(Study("t", cells)).values()}) == 6
+    assert len({mark.colour for mark in variant_looks.marks(Study("t", cells)).values()}) == 6
 
 
 def test_a_stack_has_the_same_colour_on_all_pages_and_an_unknown_one_has_a_hue_of_no_other():
     def hues(*stacks: str) -> dict[str, str]:
-        return plots.hues_of(Study("t", [row(f"m {stack} v") for stack in stacks]))
+        return variant_looks.hues_of(Study("t", [row(f"m {stack} v") for stack in stacks]))
 
     known = ("llamacpp", "hf", "gptq", "bnb", "autoawq", "gptqm")
     every = hues(*known, "mine", "yours", "theirs")
@@ -249,7 +251,7 @@ def test_the_limits_of_all_variants_are_one_band():
 def test_limits_and_baseline_stand_beside_the_bars_and_an_unknown_W_has_none():
     cell = row(B_ms=10.0, B_theory_ms=5.0, B_ci95_ms=[9.0, 12.0], baseline=row(B_ms=8))
     cell |= {"W_tokens_per_ms": 1000.0, "W_identifiable": False}
-    drawn = parts.with_data(bars.of_model("m", [("v", cell)], plots.marks(Study("t", [cell]))))
+    drawn = chapters.with_data(bars.of_model("m", [("v", cell)], variant_looks.marks(Study("t", [cell]))))
     assert [figure.name for figure in drawn] == ["B"]
     bar, sheet, baseline = drawn[0].data
     assert (bar["error_x"]["arrayminus"], bar["error_x"]["array"]) == ([1.0], [2.0])
@@ -259,25 +261,25 @@ def test_limits_and_baseline_stand_beside_the_bars_and_an_unknown_W_has_none():
 def test_every_figure_has_its_text():
     study = SYNTHETIC(tokens=600)
     in_chapters = report_page.figures_chapters(study)["prefill"].figures.items()
-    for title, drawn in [*report_page.sections(study).values(), *in_chapters]:
+    decodes = {model: report_page.of_decodes(study, model) for model in study.decodes}
+    for title, drawn in [*decodes.items(), *in_chapters]:
         assert drawn, title
         for figure in drawn:
             assert figure.text.endswith(".")
-    names = [figure.name for figure in report_page.sections(study)["m0"][1]]
-    assert names == ["latency", "B", "W", "memory-over-time"]
+    first, *_ = decodes.values()
+    assert [figure.name for figure in first] == ["latency", "B", "W", "memory-over-time"]
 
 
 def test_figures_need_no_more_than_a_row_has():
     bare = Study("t", [row("m s x"), row("m s y", status="error")])
-    assert report_page.sections(bare) == {"m0": ("m", [])}
+    assert report_page.of_decodes(bare, "m") == []
     assert "Nothing to draw" in report_page.page(bare)
     assert "No cells." in report_page.page(Study("t", []))
     assert failure(bare.cells[1]) == "error"
     short = Study("t", [row()], series={row()["name"]: Curve(np.array([26.0]), np.array([1.0]))})
     memory = {row()["name"]: MemoryCurve(np.array([0.0, 1.0]), None, np.array([np.nan, 2e9]))}
-    assert [f.name for f in report_page.sections(replace(short, memory=memory))["m0"][1]] == [
-        "memory-over-time"
-    ]
+    (drawn,) = report_page.of_decodes(replace(short, memory=memory), "m")
+    assert drawn.name == "memory-over-time"
 
 
 def test_markdown_has_the_pages_tables_and_no_name_breaks_them():

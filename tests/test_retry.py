@@ -21,7 +21,7 @@ from harness.campaign import other_processes, rounds
 from harness.cli import dry_run
 from harness.compare.sides import side
 from harness.config import plan
-from harness.dataset import table
+from harness.dataset import cell_rows, table
 from harness.machine.doctor.cpu import BUSY_SHARE
 from harness.records import Stored, TokenTimes
 
@@ -160,7 +160,7 @@ def rows_of(*attempts: tuple[dict, str], repeat: int = 1) -> list[Repeat]:
 def test_of_a_repeat_the_latest_counts_unless_that_was_disturbed_and_another_is_ok():
     def counts(*attempts: dict) -> int:
         found = rows_of(*((changes, str(at)) for at, changes in enumerate(attempts)))
-        (row,) = table.counted(found)
+        (row,) = cell_rows.counted(found)
         return found.index(row)
 
     oom = {"outcome": "oom", "reason": "does not fit"}
@@ -178,7 +178,7 @@ def test_of_a_repeat_the_latest_counts_unless_that_was_disturbed_and_another_is_
 
 def test_a_cell_counts_its_disturbed_attempts_apart_from_its_repeats():
     found = [*rows_of((WAITED, "0"), ({}, "1")), *rows_of((WAITED, "2"), (WAITED, "3"), repeat=2)]
-    (cell,) = table.per_cell(found)
+    (cell,) = cell_rows.per_cell(found)
     assert (cell["status"], cell["repeats_ok"], cell["repeats"]) == ("ok", 1, 2)
     assert cell["disturbed_attempts"] == 3
     assert cell["stayed_disturbed"] == ["cpu"]

@@ -170,7 +170,7 @@ def test_the_speed_up_is_over_the_same_cell_without_guesses_and_no_other():
     other = golden.record(options=options | {"threads": 7}, done__counters={})
     main = guessed(done__counters=counters) | {"stack": plain["stack"]}
     found = load_study([cell(8, main, "a"), cell(20, other, "b"), cell(10, plain, "c")])
-    ((row,),) = workloads.chapters(found)["speculation"].rows.values()
+    ((row,),) = workloads.of_study(found)["speculation"].rows.values()
     assert (row["at"]["plain_tokens_per_s"], row["at"]["speed_up"]) == pytest.approx((100, 1.25))
 
 

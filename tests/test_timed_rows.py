@@ -110,8 +110,8 @@ def test_figures_of_a_decode_are_those_of_decodes_alone(study: Study):
     line, *_ = closing.sentences(study)
     assert "depth" not in line
     assert "prefill" not in line
-    (_, drawn) = report_page.sections(study)["m0"]
-    (latency,) = (figure for figure in drawn if figure.name == "latency")
+    (model,) = study.decodes
+    (latency,) = (figure for figure in report_page.of_decodes(study, model) if figure.name == "latency")
     assert {trace["name"] for trace in latency.data} == {"fake v"}
     speed = exports.markdown(study).partition("## Speed")[2].partition("\n## ")[0]
     assert "v prefill" not in speed
@@ -121,12 +121,12 @@ def test_figures_of_a_decode_are_those_of_decodes_alone(study: Study):
 def test_the_chapter_on_depth_draws_points_with_intervals_and_theorys_ceiling(study: Study):
     alone = of(study.repeats, "depth")["depths"]
     one = [row | {"depths": alone} if row["workload"] == "depth" else row for row in study.cells]
-    (figure,) = workloads.chapters(replace(study, cells=one))["depth"].figures["tiny-qwen2"]
+    (figure,) = workloads.of_study(replace(study, cells=one))["depth"].figures["tiny-qwen2"]
     assert [trace["meta"].get("kind") for trace in figure.data] == [None]
     assert all(figure.data[0]["error_y"]["array"])
     theory = {"B_theory_ms": 0.5, "W_theory_tokens_per_ms": 1e4, "depths": alone | {"curved": True}}
     bent = [row | theory if row["workload"] == "depth" else row for row in study.cells]
-    chapter = workloads.chapters(replace(study, cells=bent))["depth"]
+    chapter = workloads.of_study(replace(study, cells=bent))["depth"]
     (figure,) = chapter.figures["tiny-qwen2"]
     assert "theory" in figure.overlays
     assert "no line holds" in chapter.notes["tiny-qwen2"][0]
@@ -134,7 +134,7 @@ def test_the_chapter_on_depth_draws_points_with_intervals_and_theorys_ceiling(st
 
 
 def test_the_chapter_on_turns_stacks_prefill_and_decode_of_both_conversations(study: Study):
-    chapter = workloads.chapters(study)["turns"]
+    chapter = workloads.of_study(study)["turns"]
     (figure,) = chapter.figures["tiny-qwen2"]
     prefill, decode = figure.data
     assert (prefill["name"], decode["name"]) == ("prefill", "decode")

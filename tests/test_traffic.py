@@ -9,10 +9,10 @@ from golden_record import GOLDEN
 
 from harness.analysis import traffic
 from harness.analysis.verdicts import status, verdict
-from harness.dataset import table
+from harness.dataset import cell_rows, table
 from harness.records import TokenTimes
 from harness.records.kinds import wrong_with
-from harness.report import tables
+from harness.report import figure_texts, tables
 from harness.report import text_table as report_table
 
 RATE = 1008e9  # of the data sheet below
@@ -201,7 +201,7 @@ def test_a_static_cache_is_a_floor_of_weights_and_all_of_it_and_has_no_W():
     assert said["B_ratio"] == pytest.approx(1, abs=0.02)
     assert not said["W_identifiable"]
     assert (said["W_theory_tokens_per_ms"], said["W_ratio"], said["W_declared_ratio"]) == (None, None, None)
-    assert tables.W(said) == "not applicable"
+    assert figure_texts.W(said) == "not applicable"
     assert next(c for c in tables.of_terminal() if c.heading == "W tok/ms").text(said) == "not applicable"
     (shown,) = (c for c in tables.TABLES["Speed"] if c.heading == "W MBU, spec, copied")
     assert shown.text(said) == report_table.NONE
@@ -230,12 +230,12 @@ def test_where_probes_differ_by_more_than_a_fifth_mbu_is_a_range_and_its_ceiling
     of_one = row(made, ms, 61e9)
     read = of_one["bandwidth_share"] * 61e9
     assert of_one["bandwidth_share_range"] == pytest.approx([read / 61e9, read / 36e9])
-    assert tables.mbu(of_one) == f"{read / 61e7:.0f} to {read / 36e7:.0f}%"
+    assert figure_texts.mbu(of_one) == f"{read / 61e7:.0f} to {read / 36e7:.0f}%"
     assert "probes read 36 to 61 GB/s: this machine's bandwidth is not stable" in tables.bandwidth([of_one])
     made["bandwidth_probes"] = made["bandwidth_probes"][1:]
     steady = row(made, ms, 61e9)
     assert (steady["bandwidth_share_range"], steady["bandwidth_share"]) == (None, of_one["bandwidth_share"])
-    assert tables.mbu(steady) == f"{read / 61e7:.0f}%"
+    assert figure_texts.mbu(steady) == f"{read / 61e7:.0f}%"
 
 
 def test_runs_minutes_apart_whose_probes_differ_give_one_cell_with_a_range():
@@ -249,7 +249,7 @@ def test_runs_minutes_apart_whose_probes_differ_give_one_cell_with_a_range():
         made["bandwidth_probes"] = [{"read_bytes_per_s": rate, "threads": 2}]
         rows.append(row(made, np.full(NEW, 400.0), rate))
     assert [each["bandwidth_share_range"] for each in rows] == [None, None]
-    (cell,) = table.per_cell(rows)
+    (cell,) = cell_rows.per_cell(rows)
     read = rows[1]["bandwidth_share"] * 61e9
     assert cell["bandwidth_share_range"] == pytest.approx([read / 61e9, read / 36e9])
     assert "MBUs of different runs do not compare" in tables.bandwidth(rows)

@@ -170,7 +170,7 @@ def test_the_chapter_draws_all_users_and_each_against_their_number_with_the_limi
     stored, _ = of_fake()
     study = load_study([stored])
     study = replace(study, cells=[{**study.cells[0], "users_limit": analysis.limit(stored.record, 1e9)}])
-    chapter = workloads.chapters(study)["users"]
+    chapter = workloads.of_study(study)["users"]
     every, each = chapter.figures["tiny-qwen2"]
     assert [trace["meta"].get("kind") for trace in every.data] == [None, "theory"]
     assert every.data[0]["x"] == every.data[1]["x"] == [1, 4]
@@ -353,6 +353,6 @@ def test_more_users_than_slots_are_a_note_that_they_waited_and_have_no_rate_of_a
     study = load_study([stored])
     cell = {**study.cells[0], "users": users}
     limit = {"by": "data sheet", "tokens_per_s": [(1, 9.0), (4, 36.0), (6, 54.0)], "compute_bound_from": None}
-    chapter = workloads.chapters(replace(study, cells=[{**cell, "users_limit": limit}]))["users"]
+    chapter = workloads.of_study(replace(study, cells=[{**cell, "users_limit": limit}]))["users"]
     (figures,) = chapter.figures.values()
     assert [trace["x"] for trace in figures[0].data] == [[1], [1]]

@@ -516,7 +516,7 @@ class ShownCell(Cell):
 
 
 class Search(Result):
-    """One search for the longest context; see harness/dataset/table.py."""
+    """One search for the longest context; see harness/dataset/search_rows.py."""
 
     predicted_n_ctx: int | None
     predicted_allocated_n_ctx: int | None

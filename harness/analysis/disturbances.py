@@ -286,7 +286,7 @@ def disturbance_summary(
 ) -> str | None:
     """How many repeats stayed disturbed, why, and what to do, in one sentence; None: none did.
 
-    `cells`: rows of dataset.table.per_cell. `busy`: the user wants the machine measured as it is.
+    `cells`: rows of dataset.cell_rows.per_cell. `busy`: the user wants the machine measured as it is.
     """
     rows = [row for row in cells if row.get("kind") == "measured"]
     kinds = Counter(kind for row in rows for kind in row["stayed_disturbed"])

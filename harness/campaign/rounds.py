@@ -29,7 +29,7 @@ from harness.campaign.prepare import Preparation
 from harness.campaign.repeat import Inputs, NotReady, Probes, Shared, measure, not_measured
 from harness.config import Experiment, plan
 from harness.config.plan import Cell
-from harness.dataset import table
+from harness.dataset import campaign_order
 from harness.machine import doctor
 from harness.machine.doctor.cpu import BUSY_SHARE, Times, busy_share
 from harness.machine.sensors import ROOT, Cooling, find
@@ -271,7 +271,7 @@ def prepared(
     shared = campaign_repeat.campaign_fields(experiment, options.config_path, options.command_line)
     attempts, checks, searches, scores = before = _before(folder, watcher)
     earlier = itertools.chain(*attempts.values(), checks, searches.values(), scores)
-    if place := table.next_place(shared["campaign"]["id"], (each.record for each in earlier)):
+    if place := campaign_order.next_place(shared["campaign"]["id"], (each.record for each in earlier)):
         shared["campaign"]["order"] = place
     if options.fleet is not None:
         shared["campaign"]["fleet"] = options.fleet

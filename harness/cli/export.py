@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from harness.base.text import few
 from harness.cli import NOT_OK, OK, Mistake, say
-from harness.cli.options import stored
+from harness.dataset.rows import of_folder, without_collection
+from harness.dataset.study import study_of
 from harness.records import ResultsError, no_records
 from harness.records.files import write_output
 from harness.share import export
-from harness.share.export import Chosen
 
 
+@without_collection()
 def run(folder: Path, to: str, output: Path | None) -> int:
     """Write the file or standard output, and print what was skipped and why; not ok if nothing could be
     exported. Raises ResultsError: no folder, no records, or the file cannot be written."""
@@ -21,25 +23,25 @@ def run(folder: Path, to: str, output: Path | None) -> int:
         if is_folder or not target.parent.is_dir():
             why = "it is a folder" if is_folder else f"{target.parent} is not a folder"
             raise ResultsError(f"{target}: cannot be written: {why}")
-    text = ""
-    if to == "parquet":
-        if target is None:
-            raise Mistake("--export parquet is binary and cannot go to standard output; set -o FILE")
-        chosen = Chosen(stored(folder), export.unfit_tokens)
-        exported = export.write_tokens(target, chosen.by_campaign()) > 0
-    else:
-        chosen = Chosen(stored(folder))
-        text = export.lines_text(chosen.by_campaign())
-        exported = bool(text)
-    if text and target is not None:
-        write_output(target, text)
-    else:
-        print(text, end="")
-    for warning in chosen.warnings:
+    if to == "parquet" and target is None:
+        raise Mistake("--export parquet is binary and cannot go to standard output; set -o FILE")
+    found = of_folder(folder)
+    study = study_of(found.judged, with_cells=False)
+    for warning in [*few(found.skipped), *study.warnings]:
         say(warning)
-    if not chosen.seen and not chosen.left_out:
+    repeats, reasons = export.chosen(found.judged, study, export.unfit_tokens if to == "parquet" else None)
+    if not study.repeats and not reasons:
         raise no_records(folder)
-    left_out = ", ".join(f"{number} {why}" for why, number in chosen.left_out.items())
+    if to == "parquet" and target:
+        exported = export.write_tokens(target, repeats) > 0
+    else:
+        text = export.lines_text(repeats)
+        exported = bool(text)
+        if text and target:
+            write_output(target, text)
+        else:
+            print(text, end="")
+    left_out = ", ".join(f"{number} {why}" for why, number in reasons.items())
     if not exported:
         say(f"{folder}: nothing to export: {left_out or 'no series'}")
         return NOT_OK

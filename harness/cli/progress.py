@@ -18,6 +18,7 @@ from harness.cli.options import chosen
 from harness.cli.shared_options import RESULTS
 from harness.config import Experiment, Workload, plan
 from harness.config.plan import Cell
+from harness.dataset import search_rows
 from harness.dataset import table as dataset_table
 from harness.records import Draft, ResultsError, Stored, table
 from harness.report.text_table import show_status
@@ -135,8 +136,8 @@ class Progress:
         line = f"{record['model']['name']} {record['stack']} {record['variant']}  {state}"
         if found.get("verified_n_ctx") and (way := found["verified_by"]):
             by = {"decode": "filled and decoding", "allocation": "allocated"}[way]
-            line += f"  {found['verified_n_ctx']} tokens{dataset_table.trained_mark(found)}, {by}"
-        reasons = [*reasons, *(flag.detail for flag in dataset_table.searches_notes(record))]
+            line += f"  {found['verified_n_ctx']} tokens{search_rows.trained_mark(found)}, {by}"
+        reasons = [*reasons, *(flag.detail for flag in search_rows.searches_notes(record))]
         self.clear()
         print(line + (f": {'; '.join(reasons)}" if reasons else ""), file=sys.stderr, flush=True)
 

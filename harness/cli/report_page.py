@@ -65,12 +65,10 @@ def _put(text: str, output: Path | None) -> None:
 def _shown(arguments: argparse.Namespace, stack: contextlib.ExitStack) -> Shown:
     """What a page of one machine or of several shows. `stack`: keeps bundles unpacked. Raises Mistake,
     ResultsError."""
-    sources: list[Source] = []
-    if not loading.is_log(arguments.dir):
-        sources = loading.read(arguments.dir, stack)
-        one_machine = arguments.baseline or arguments.campaign or arguments.format in ("csv", "json")
-        if not one_machine and (shown := _of_machines(arguments, sources)):
-            return shown
+    sources = loading.read(arguments.dir, stack)
+    one_machine = arguments.baseline or arguments.campaign or arguments.format in ("csv", "json")
+    if not one_machine and (shown := _of_machines(arguments, sources)):
+        return shown
     study, name = loading.study(arguments.dir, sources, arguments.baseline, arguments.campaign)
     study = with_energy(study, arguments.price, arguments.power_log)
     return Shown(
@@ -137,8 +135,8 @@ def serve(paths: list[Path], baseline: Path | None, port: int) -> int:
     def build(version: str) -> str:
         try:
             with contextlib.ExitStack() as stack:
-                sources = [] if loading.is_log(paths) else loading.read(paths, stack)
-                return report_page.page(loading.study(paths, sources, baseline)[0], version)
+                study, _ = loading.study(paths, loading.read(paths, stack), baseline)
+                return report_page.page(study, version)
         except (ResultsError, LogError) as nothing:
             return report_page.waiting(", ".join(path.name for path in paths), f"{nothing}", version)
 

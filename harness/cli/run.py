@@ -24,10 +24,10 @@ from harness.cli.options import chosen
 from harness.cli.progress import Progress
 from harness.cli.shared_options import RESULTS
 from harness.config import ConfigError, Experiment, MaxCtx, Quality, Workload, plan
+from harness.dataset.cell_rows import counted
 from harness.dataset.study import load_study, with_series
-from harness.dataset.table import counted
 from harness.records import ResultsError
-from harness.report import cell_tables, quality, text_table
+from harness.report import agreement_table, cell_tables, quality, text_table
 from harness.report import page as report_page
 from harness.report.closing import commands
 from harness.report.text_table import note
@@ -51,8 +51,8 @@ def _check_weights(experiment: Experiment, arguments: argparse.Namespace) -> int
     if arguments.json:
         print(json.dumps(checks, indent=1, allow_nan=False))
     else:
-        quality.agreement_table(checks).show(arguments.wide)
-        for sentence in quality.agreement_notes(checks):
+        agreement_table.agreement_table(checks).show(arguments.wide)
+        for sentence in agreement_table.agreement_notes(checks):
             note(sentence, "yellow")
         print(f"records: {request.root}")
     passes = (check["depths"] and check["verdict"] in PASSING for check in checks)

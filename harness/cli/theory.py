@@ -448,12 +448,12 @@ def _flat(row: Row) -> dict[str, object]:
 
 
 def _list(arguments: argparse.Namespace, shapes: Known, machines: Mapping[str, Machine]) -> int:
-    from harness.report import theory_text
+    from harness.report import theory_lists
 
     known = (
-        [theory_text.model_row(name, shape) for name, shape in shapes.items()]
+        [theory_lists.model_row(name, shape) for name, shape in shapes.items()]
         if arguments.list_models
-        else [theory_text.machine_row(name, machine) for name, machine in machines.items()]
+        else [theory_lists.machine_row(name, machine) for name, machine in machines.items()]
     )
     if arguments.json:
         print(json.dumps(known, indent=1))
@@ -461,9 +461,9 @@ def _list(arguments: argparse.Namespace, shapes: Known, machines: Mapping[str, M
         rows = [{k: json.dumps(v) if isinstance(v, dict) else v for k, v in line.items()} for line in known]
         print(csv_of(rows), end="")
     elif arguments.list_models:
-        theory_text.show_models(known, arguments.wide)
+        theory_lists.show_models(known, arguments.wide)
     else:
-        theory_text.show_machines(machines, arguments.wide)
+        theory_lists.show_machines(machines, arguments.wide)
     return OK
 
 

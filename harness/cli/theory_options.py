@@ -155,9 +155,11 @@ def show_choices(arguments: argparse.Namespace, shapes: Known) -> int:
     elif arguments.csv:
         print(csv_of(found), end="")
     else:
-        from harness.report import theory_text
+        from harness.report import theory_choices
 
-        theory_text.show_choices(found, arguments.context, bool(bytes_per_s), memory, reserve, arguments.wide)
+        theory_choices.show_choices(
+            found, arguments.context, bool(bytes_per_s), memory, reserve, arguments.wide
+        )
     return OK
 
 

@@ -18,7 +18,7 @@ from harness.analysis.verdicts import USABLE
 from harness.base.text import plural
 from harness.compare.cells import lost
 from harness.compare.judge import WORSE, settle, unjudged
-from harness.dataset import table
+from harness.dataset import campaign_order
 from harness.dataset.study import load_study
 from harness.records import ResultsError, Stored
 
@@ -214,9 +214,9 @@ def latest(folder: Path, threshold: float, campaign: str | None = None) -> tuple
     damages: list[str] = []
     every = list(records.records(folder, lambda damage: damages.append(f"passed over: {damage}")))
     of_two = [each for each in every if each.record["campaign"].get("side")]
-    ids = {each.record["campaign"]["id"]: table.place(each.record) for each in of_two}
-    future = list(filter(table.from_the_future, ids))
-    notes = [table.left_out(future)] if future else []
+    ids = {each.record["campaign"]["id"]: campaign_order.place(each.record) for each in of_two}
+    future = list(filter(campaign_order.from_the_future, ids))
+    notes = [campaign_order.left_out(future)] if future else []
     known = [each for each in ids if each not in future and campaign in (None, each)]
     if not known:
         which = f"no campaign {campaign} of" if campaign else "no campaign of"

@@ -13,8 +13,8 @@ from harness.analysis.verdicts import USABLE
 from harness.base.text import list_named, plural
 from harness.compare.judge import Runs
 from harness.compare.sides import Key, Side, cell_of
-from harness.dataset import table
-from harness.dataset.rows import rows_of
+from harness.dataset import row_names
+from harness.dataset.judging import rows_of
 from harness.dataset.study import study_of
 from harness.records import Record, Stored
 from harness.stacks.header import Options
@@ -95,7 +95,7 @@ class Cells:
         for searched in (False, True):
             first = {key: runs[0].row for key, runs in self._runs.items()}
             of_kind = {key: row for key, row in first.items() if (row["kind"] == "searched") == searched}
-            named = table.with_unique_names(list(of_kind.values()))
+            named = row_names.with_unique_names(list(of_kind.values()))
             names |= {
                 key: row["name"] + " max_ctx" * searched for key, row in zip(of_kind, named, strict=True)
             }

@@ -19,7 +19,7 @@ from harness.analysis.figures import COMPARED, Figure
 from harness.analysis.steps import Level, levels
 from harness.base.text import few
 from harness.compare.surroundings import changed
-from harness.dataset import nights, table
+from harness.dataset import campaign_order, nights, row_names
 from harness.dataset.nights import NightRow
 from harness.dataset.rows import Found, of_folder
 from harness.dataset.study import by_size, study_of
@@ -118,8 +118,8 @@ def history(root: Path, results: Found | None = None) -> History:
     study = study_of(judged, with_cells=False)
     nightly = nights.nights(judged, study, root)
     campaigns = {night["campaign"] for night in nightly}
-    late = set(filter(table.from_the_future, campaigns))
-    warnings += [*study.warnings, *([table.left_out(late)] if late else [])]
+    late = set(filter(campaign_order.from_the_future, campaigns))
+    warnings += [*study.warnings, *([campaign_order.left_out(late)] if late else [])]
     history = History(root, warnings, len(campaigns - late))
     cells = _cells([night for night in nightly if night["campaign"] not in late])
     for (cell, ran), name in zip(cells.items(), _names(cells), strict=True):
@@ -163,7 +163,7 @@ def _names(cells: Mapping[Cell, Sequence[Night]]) -> list[str]:
     names = []
     for cell, ((night, *_), *_) in cells.items():
         row = night | {"device": cell.device, "speculation": {"synthetic": night["synthetic"]}}
-        name = str(table.with_unique_names([cast(Repeat, row)])[0]["name"])
+        name = str(row_names.with_unique_names([cast(Repeat, row)])[0]["name"])
         names.append(f"{name} @ {cell.machine}" if len(machines) > 1 else name)
     count = Counter(names)
     return [

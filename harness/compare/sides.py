@@ -11,8 +11,9 @@ from harness import records as harness_records
 from harness.analysis.differences import FEWEST_CAMPAIGNS
 from harness.analysis.disturbances import counting
 from harness.base.text import plural
-from harness.dataset import table
-from harness.dataset.rows import Found, Judged, of_folder
+from harness.dataset import campaign_order
+from harness.dataset.judging import Judged
+from harness.dataset.rows import Found, of_folder
 from harness.records import ResultsError
 
 MOST_CAMPAIGNS = 14  # of a history; older ones may be of another state of the machine
@@ -77,7 +78,7 @@ def rolling(
     folder = _read(path, results)
     known = [each for each in folder.found if campaign in (None, each.facts["campaign"])]
     if not known:
-        late = folder.notes if table.from_the_future(str(campaign)) else [f"no campaign {campaign}"]
+        late = folder.notes if campaign_order.from_the_future(str(campaign)) else [f"no campaign {campaign}"]
         raise ResultsError(f"{path}: {'; '.join(late)}")
     newest = max(known, key=lambda each: each.facts["place"]).facts
     last, name = newest["campaign"], newest["config"]
@@ -160,7 +161,9 @@ def _read(folder: Path, results: Found | None = None) -> _Folder:
     results = results or of_folder(folder)
     damages = [f"passed over: {damage}" for damage in results.damages]
     own = results.own
-    future = {name for name in {each.facts["campaign"] for each in own} if table.from_the_future(name)}
+    future = {
+        name for name in {each.facts["campaign"] for each in own} if campaign_order.from_the_future(name)
+    }
     found, checks = [], []
     for each in own:
         if each.facts["campaign"] in future:
@@ -171,7 +174,7 @@ def _read(folder: Path, results: Found | None = None) -> _Folder:
             damages.append(f"passed over: {each.stored.folder}: cannot be judged: {why}")
         else:
             found.append(each)
-    notes = [table.left_out(future)] if future else []
+    notes = [campaign_order.left_out(future)] if future else []
     if not found:
         if future:
             raise ResultsError(f"{folder}: {notes[0]}")

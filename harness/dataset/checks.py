@@ -20,9 +20,6 @@ from harness.records.kinds import Record, done_of, loaded_of, memory_of
 from harness.theory import decoder
 from harness.theory.decoder import dense
 
-# One record with all of its files, read once.
-
-
 Columns = dict[str, list[Any]]
 
 
@@ -64,9 +61,6 @@ class Evidence:
             return surface.get("elapsed_ns", 0)
         flushes = sum(ns for index, ns in done.get("flushes", []) if index < len(self.times))
         return int(self.times.latency_ns.sum()) + flushes
-
-
-# Facts of one record that must agree with each other: machine, model, weights, counts, series. Pure.
 
 
 STEPS_SHARE, STEPS_MS = 1e-3, 0.05  # rounding
@@ -193,26 +187,26 @@ def _dates(record: Record) -> Iterator[str]:
 
 def _memory(record: Record) -> Iterator[str]:
     """Peaks that its machine cannot hold."""
-    found, size = memory_of(record), record["machine"].get("memory_bytes")
-    peaks = (found.get("peak_rss_bytes"), done_of(record).get("peak_rss_bytes"))
+    memory, size = memory_of(record), record["machine"].get("memory_bytes")
+    peaks = (memory.get("peak_rss_bytes"), done_of(record).get("peak_rss_bytes"))
     if size is not None and (most := max((peak or 0) for peak in peaks)) > size:
         yield f"it took {most / 1e9:.1f} GB of memory, but its machine has {size / 1e9:.1f}"
     gpu = recorded_gpu(record)
-    vram, held = found.get("peak_vram_bytes"), gpu and gpu["memory_bytes"]
-    if vram is not None and held and vram > held:
-        yield f"it took {vram / 1e9:.1f} GB of GPU memory, but its GPU has {held / 1e9:.1f}"
+    vram, device_bytes = memory.get("peak_vram_bytes"), gpu and gpu["memory_bytes"]
+    if vram is not None and device_bytes and vram > device_bytes:
+        yield f"it took {vram / 1e9:.1f} GB of GPU memory, but its GPU has {device_bytes / 1e9:.1f}"
 
 
 def _samples(evidence: Evidence) -> Iterator[str]:
     """The peaks of memory, computed anew."""
-    found = memory_of(evidence.record)
-    if (claimed := found.get("samples")) is None:
+    memory = memory_of(evidence.record)
+    if (claimed := memory.get("samples")) is None:
         return
     if claimed != (count := len(evidence.memory.get("t_ns", []))):
         yield f"it claims {claimed} samples of memory, but has {count}"
     for column in ("rss_anon_bytes", "rss_file_bytes", "vram_bytes"):
         values = [value for value in evidence.memory.get(column, []) if value is not None]
-        peak, claimed = max(values, default=None), found.get(f"peak_{column}")
+        peak, claimed = max(values, default=None), memory.get(f"peak_{column}")
         if peak != claimed:
             yield f"its {column} peaks at {peak} by its samples, but at {claimed} by the record"
 

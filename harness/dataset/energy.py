@@ -23,7 +23,7 @@ from harness.analysis.columns import Cell, EnergySpent, Repeat
 from harness.analysis.figures import BY_NAME, of_section, pooled
 from harness.base import bounds
 from harness.base.files import read_regular
-from harness.dataset import table
+from harness.dataset import cell_rows
 from harness.dataset.study import Study
 from harness.records import ResultsError, Stored
 from harness.records.tables import Floats
@@ -101,14 +101,14 @@ def _unix_s(text: str) -> float:
         at_s = float(text)
     except ValueError:
         try:
-            at = datetime.fromisoformat(text.removesuffix("Z") + "+00:00" * text.endswith("Z"))
+            moment = datetime.fromisoformat(text.removesuffix("Z") + "+00:00" * text.endswith("Z"))
         except ValueError:
             raise ValueError(f"{text!r} is no time, as 2026-11-27T10:00:00+01:00 or 1795773600") from None
-        if at.tzinfo is None:
+        if moment.tzinfo is None:
             raise ValueError(
                 f"{text} has no offset from UTC, and may be of any zone; write {text}+01:00, or Z for UTC"
             ) from None
-        at_s = at.timestamp()
+        at_s = moment.timestamp()
     if not 0 <= at_s < LATEST_S:  # also where it is not a number
         raise ValueError(f"{text} is no Unix time in seconds")
     return at_s
@@ -130,32 +130,32 @@ def _metered(study: Study, log: PowerLog) -> Study:
     Raises ResultsError: no record has the time of its tokens, or the log does not cover them.
     """
     decodes = {
-        table.cell_identity(row): at_s
-        for row, each in zip(study.repeats, study.stored, strict=True)
-        if (at_s := _token_times(row, each)) is not None
+        cell_rows.cell_identity(row): at_s
+        for row, stored in zip(study.repeats, study.stored, strict=True)
+        if (at_s := _token_times(row, stored)) is not None
     }
     if not decodes:
         raise ResultsError(f"{log.path}: no record here says at what time its tokens came: measure anew")
-    several = len({row["campaign"] for row in study.repeats if table.cell_identity(row) in decodes}) > 1
+    several = len({row["campaign"] for row in study.repeats if cell_rows.cell_identity(row) in decodes}) > 1
     _check_covered(log, [*decodes.values()], several)
     figures = [
-        of_section("energy", _spent(log, decodes.get(table.cell_identity(row)))) for row in study.repeats
+        of_section("energy", _spent(log, decodes.get(cell_rows.cell_identity(row)))) for row in study.repeats
     ]
-    repeats = [cast(Repeat, row | own) for row, own in zip(study.repeats, figures, strict=True)]
-    shown, cells = table.shown_repeats(repeats), list[Cell]()
+    repeats = [cast(Repeat, row | metered) for row, metered in zip(study.repeats, figures, strict=True)]
+    shown, cells = cell_rows.shown_repeats(repeats), list[Cell]()
     for cell in study.cells:
-        of = shown[cell["content_key"]]
-        whole = {**of[-1], **pooled(of)}
+        repeats_of_cell = shown[cell["content_key"]]
+        whole = {**repeats_of_cell[-1], **pooled(repeats_of_cell)}
         cells.append(cast(Cell, cell | {name: whole[name] for name in figures[0]}))
     return replace(study, repeats=repeats, cells=cells)
 
 
-def _token_times(row: Repeat, each: Stored) -> Floats | None:
-    """The Unix time of each token of a decode; null without two tokens, or where it is not known."""
-    began = each.record.get("timing", {}).get("generate_utc")
+def _token_times(row: Repeat, stored: Stored) -> Floats | None:
+    """The Unix time of each token of a decode; None without two tokens, or where it is not known."""
+    began = stored.record.get("timing", {}).get("generate_utc")
     if began is None or row["series"] is None:  # also where its file is damaged
         return None
-    during = sensors.timed(each.record.get("done"), each.times)
+    during = sensors.timed(stored.record.get("done"), stored.times)
     if during is None or len(during.t_ns) < 2:
         return None
     at_s: Floats = datetime.fromisoformat(began).timestamp() + (during.t_ns - during.start_ns) / 1e9

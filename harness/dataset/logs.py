@@ -17,8 +17,8 @@ from harness.analysis.line_fit import Floats
 from harness.analysis.repeat_figures import SWEEP, Analysis, Unusable
 from harness.analysis.warnings import Flag, Warnings
 from harness.base.text import plural, printable
+from harness.dataset.repeat_flags import drop_intervals, flag_kernel_changes
 from harness.dataset.study import Curve, Study
-from harness.dataset.table import drop_intervals, flag_kernel_changes
 from harness.records.foreign.log import Log, LogError, Request, Series
 from harness.records.foreign.read import read_log
 from harness.records.foreign.table import Options
@@ -92,44 +92,44 @@ class Theory:
 
 def analysed(log: Log, theory: Theory | None, bpw: dict[str, float]) -> list[Row]:
     """One row per series and request, in the order of the log; `unusable` is the reason without a fit."""
-    cut = {name: repeat_figures.without_end(each.n, each.ms) for name, each in log.series.items()}
+    cut = {name: repeat_figures.without_end(series.n, series.ms) for name, series in log.series.items()}
     same = identical({name: digest(ms) for name, (_, ms, _) in cut.items()})
     lengths = [len(ms) for _, ms, _ in cut.values()] if log.equal_lengths else []
     longest = max(lengths, default=None)
-    found = {name: _analysis(each, *cut[name][:2]) for name, each in log.series.items()}
+    analyses = {name: _analysis(series, *cut[name][:2]) for name, series in log.series.items()}
     rows = []
-    for name, each in found.items():
+    for name, series in analyses.items():
         bits = bpw.get(name)
-        if isinstance(each, str):
-            rows.append(_empty(name, bits, theory is not None) | {"unusable": printable(each)})
+        if isinstance(series, str):
+            rows.append(_empty(name, bits, theory is not None) | {"unusable": printable(series)})
             continue
         limit = theory.limit(bits, float(cut[name][0][-1])) if theory else None
-        raised = flags(each, limit, longest)
+        raised = flags(series, limit, longest)
         died = cut[name][2]
         if died is not None:
             raised.append(Warnings.died.flag(n=died))
         raised += [equal_series(same[name])] if name in same else []
-        against = _against(each.figures, bits, limit) if limit else None
-        rows.append(_row(name, bits, each.figures, raised, against))
+        against = _against(series.figures, bits, limit) if limit else None
+        rows.append(_row(name, bits, series.figures, raised, against))
     flag_kernel_changes(rows)
     drop_intervals(rows)
     for row in rows:
         analysis_flags.withhold(row)
-    return rows + [_totals(name, each, bpw.get(name), theory) for name, each in log.requests.items()]
+    return rows + [_totals(name, series, bpw.get(name), theory) for name, series in log.requests.items()]
 
 
-def _analysis(read: Series, n: Floats, ms: Floats) -> Analysis | str:
+def _analysis(series: Series, n: Floats, ms: Floats) -> Analysis | str:
     """The analysis of a series, or the reason why there is none."""
-    if read.fault:
-        return read.fault
+    if series.fault:
+        return series.fault
     try:
-        found = repeat_figures.analyse(n, ms)
+        analysis = repeat_figures.analyse(n, ms)
     except Unusable as reason:
         return str(reason)
     if len(ms) < LEAST_TOKENS:
-        sweep = found.figures["shape"] == repeat_figures.SWEEP
+        sweep = analysis.figures["shape"] == repeat_figures.SWEEP
         return f"only {plural(len(ms), 'point' if sweep else 'token')}; a line needs {LEAST_TOKENS}"
-    return found
+    return analysis
 
 
 def _totals(name: str, request: Request, bpw: float | None, theory: Theory | None) -> Row:
@@ -196,7 +196,7 @@ def _empty(name: str, bpw: float | None, with_theory: bool) -> Row:
 def study_of_log(title: str, rows: Sequence[Row], log: Log) -> Study:
     """The page of one log: its series as cells of one model, named after the file."""
     # A log knows no more of a cell: the page shows a dash for the rest.
-    made = [
+    plain_cells = [
         {
             **empty_cell(),
             **row,
@@ -214,15 +214,15 @@ def study_of_log(title: str, rows: Sequence[Row], log: Log) -> Study:
         }
         for row in rows
     ]
-    cells = cast(list[Cell], made)
+    cells = cast(list[Cell], plain_cells)
     # Rows of series come first; rows of requests have only totals.
     drawn = zip(cells, log.series.values(), strict=False)
     return Study(
         title=title,
         cells=cells,
         series={
-            cell["name"]: Curve(each.n, each.ms, prefill=cell["shape"] != SWEEP)
-            for cell, each in drawn
+            cell["name"]: Curve(curve.n, curve.ms, prefill=cell["shape"] != SWEEP)
+            for cell, curve in drawn
             if cell["status"] == "ok"
         },
         further_methods={"Log": [log.format, *log.notes]},

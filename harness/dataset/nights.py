@@ -11,9 +11,10 @@ from typing import Any
 from harness.analysis.columns import AnyRow
 from harness.analysis.figures import COMPARED, Figure
 from harness.analysis.verdicts import USABLE
-from harness.dataset.rows import Judged, below, rows_of
+from harness.dataset.judging import Judged, rows_of
+from harness.dataset.row_names import synthetic
+from harness.dataset.rows import below
 from harness.dataset.study import Study
-from harness.dataset.table import synthetic
 
 NAMED = ("cell", "model", "stack", "variant", "machine", "device", "content_key", "kind")
 """The columns that a night takes from its first row."""
@@ -48,36 +49,36 @@ def nights(judged: Sequence[Judged], study: Study, root: Path) -> list[NightRow]
     """The nights of some records below root, cells in order of first appearance; of searches and scores the
     last of each cell in a campaign. `study`: of these records, as its repeats were compared."""
     began: dict[str, tuple[str, str]] = {}  # the place and the first start of each campaign
-    for each in judged:
-        facts = each.facts
+    for record in judged:
+        facts = record.facts
         if facts["kind"] != "checked":
             first = began.get(facts["campaign"], ("", facts["started_utc"]))[1]
             began[facts["campaign"]] = facts["place"], min(first, facts["started_utc"])
     rows: list[tuple[AnyRow, str]] = [
-        (row, below(root, each.folder)) for row, each in zip(study.repeats, study.stored, strict=True)
+        (row, below(root, record.folder)) for row, record in zip(study.repeats, study.stored, strict=True)
     ]
     for kind in ("searched", "scored"):
-        of_kind = [each for each in judged if each.facts["kind"] == kind]
-        folders = (below(root, each.stored.folder) for each in of_kind)
+        of_kind = [record for record in judged if record.facts["kind"] == kind]
+        folders = (below(root, record.stored.folder) for record in of_kind)
         rows += _latest(zip(rows_of(of_kind), folders, strict=True))
-    found: dict[tuple[object, ...], list[tuple[AnyRow, str]]] = {}
+    by_night: dict[tuple[object, ...], list[tuple[AnyRow, str]]] = {}
     for row, folder in rows:
         key = (row["kind"], row["cell"], row["machine"], row["device"], row["campaign"])
-        found.setdefault(key, []).append((row, folder))
-    return [_night(ran, began) for ran in found.values()]
+        by_night.setdefault(key, []).append((row, folder))
+    return [_night(ran, began) for ran in by_night.values()]
 
 
 def _night(ran: Sequence[tuple[AnyRow, str]], began: Mapping[str, tuple[str, str]]) -> NightRow:
     rows = [row for row, _ in ran]
     usable = [folder for row, folder in ran if row["status"] in USABLE]
     first = rows[0]
-    place, start = began[first["campaign"]]
+    order, start = began[first["campaign"]]
     return {
         **{name: first[name] for name in NAMED},  # type: ignore[literal-required]
         "workload": first.get("workload", "decode"),
         "synthetic": synthetic(first),
         "campaign": first["campaign"],
-        "place": place,
+        "place": order,
         "began": start,
         "repeats": len(rows),
         "ok": sum(row["status"] == "ok" for row in rows),
@@ -90,10 +91,10 @@ def _night(ran: Sequence[tuple[AnyRow, str]], began: Mapping[str, tuple[str, str
 
 
 def _latest(rows: Rows) -> Iterable[tuple[AnyRow, str]]:
-    found: dict[tuple[str, str], tuple[AnyRow, str]] = {}
-    for row, folder in sorted(rows, key=lambda each: str(each[0]["started_utc"])):
-        found[row["campaign"], row["content_key"]] = row, folder
-    return found.values()
+    latest: dict[tuple[str, str], tuple[AnyRow, str]] = {}
+    for row, folder in sorted(rows, key=lambda pair: str(pair[0]["started_utc"])):
+        latest[row["campaign"], row["content_key"]] = row, folder
+    return latest.values()
 
 
 _BY_STATUSES = {

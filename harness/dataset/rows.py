@@ -1,9 +1,10 @@
-"""Each record judged once: what it says as flat facts, and its row. Rows are kept in the cache folder.
+"""The records of a results folder, each judged once: their rows are kept in the cache folder.
 
-The cache has a file for each results folder, with the size, times and inode of the files that a row was
-made of, and the version of the harness. A row is used while both agree, else its record is judged again, so
-nothing has to be invalidated. Nothing is written to the results, and no row that came with them is read: a
-copied folder or a bundle cannot bring a figure that its records do not give.
+The cache has a file for each results folder: a line on what it is, then a line of three JSON values for each
+record, with the size, times and inode of the files that a row was made of, and the version of the harness. A
+row is used while both agree, else its record is judged again, so nothing has to be invalidated. Nothing is
+written to the results, and no row that came with them is read: a copied folder or a bundle cannot bring a
+figure that its records do not give.
 """
 
 from __future__ import annotations
@@ -17,199 +18,23 @@ import multiprocessing
 import os
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from pydantic_core import from_json  # twice as fast as json
-from typing_extensions import TypedDict
 
 from harness import records
-from harness.analysis import agreement, quality, served, traffic
-from harness.analysis.verdicts import USABLE, verdict
 from harness.base import files
 from harness.base.data import PUBLISHED
-from harness.base.files import FAULTS, TABLE_OF, CacheError
+from harness.base.files import TABLE_OF, CacheError
 from harness.base.text import SKIPPED, duration, plural, say
-from harness.dataset import table
-from harness.records import NO_TOKENS, Record, ResultsError, Stored, TokenTimes
-from harness.records.kinds import loaded_of, served_elsewhere
-
-# A record -> its facts and its row.
-
-
-class Facts(TypedDict):
-    """What a record says. `damage`: why it cannot be read or analysed; then the rest is null or empty.
-
-    `warnings`: about its files. `place`: sorts campaigns. `usable`, `disturbed`: by the record alone, as
-    attempts are counted; `unjudged`: why they are not known. `probes`: read bandwidths that it measured,
-    `ceiling`: the best of its campaign, by which its row was made, bytes/s. `provenance`: equal for records
-    of the same machine, protocol, versions, command and source.
-    """
-
-    damage: str | None
-    warnings: list[str]
-    kind: str
-    model: str
-    campaign: str
-    place: str
-    config: str
-    machine: str
-    asked: str | None
-    cell: str
-    repeat: int | None
-    started_utc: str
-    content_key: str
-    usable: bool
-    disturbed: bool
-    unjudged: str | None
-    probes: list[float]
-    ceiling: float | None
-    provenance: str
-
-
-@dataclass(frozen=True)
-class Judged:
-    """A record, its facts, and as JSON its row (of a repeat, a search, a check or a score) and its timed
-    rows."""
-
-    stored: Stored
-    facts: Facts
-    row_json: bytes
-    timed_json: bytes
-
-    @property
-    def timed(self) -> dict[str, list[int]]:
-        """The columns of its timed rows; empty if it has none, or their times are not those of the server."""
-        columns: dict[str, list[int]] = from_json(self.timed_json)
-        return columns
-
-
-def rows_of(judged: Iterable[Judged]) -> list[Any]:
-    """The row of each record, made anew. `series` is an absolute path."""
-    here, rows = Path.cwd(), []
-    for each in judged:
-        row = from_json(each.row_json)
-        if row.get("series"):
-            row["series"] = os.path.join(here, each.stored.folder, row["series"])  # noqa: PTH118 - see below()
-        rows.append(row)
-    return rows
-
-
-def judge(stored: Iterable[Stored], ceilings: Mapping[str, float] | None = None) -> list[Judged]:
-    """Judge some records. `ceilings`: the best bandwidth known of each campaign, bytes/s, besides those that
-    these records measured."""
-    read = [(each, _facts(each)) for each in stored]
-    best = dict(ceilings or {})
-    for _, facts in read:
-        if _is_repeat(facts):
-            best[facts["campaign"]] = max([best.get(facts["campaign"], 0.0), *facts["probes"]])
-    return [_with_row(each, facts, best.get(facts["campaign"]) or None) for each, facts in read]
-
-
-def _facts(stored: Stored) -> Facts:
-    try:
-        record = stored.record
-        return _facts_of(record)
-    except ResultsError as damage:
-        return _damaged(str(damage))
-    except FAULTS as fault:
-        return _damaged(_left_out(stored, fault))
-
-
-def _facts_of(record: Record) -> Facts:
-    usable, disturbed, unjudged = False, False, None
-    try:
-        judged = quality.verdict(record) if record["kind"] == "scored" else verdict(record)
-        usable, disturbed = judged.status in USABLE, judged.disturbed is not None
-    except FAULTS as fault:
-        unjudged = repr(fault)
-    adopted = (record.get("environment") or {}).get("adopted") or {}
-    provenance = [
-        *(record["kind"], record["stack"], record["machine"], record.get("source"), record.get("protocol")),
-        *(record.get("harness"), record["campaign"].get("command_line")),
-        *(loaded_of(record).get("versions"), bool(record.get("loaded")), adopted.get("pins_not_met")),
-        served_elsewhere(record),
-    ]
-    return {
-        "damage": None,
-        "warnings": [],
-        "kind": record["kind"],
-        "model": str(record["model"]["name"]),
-        "campaign": record["campaign"]["id"],
-        "place": table.place(record),
-        "config": record["campaign"]["name"],
-        "machine": record["machine"]["slug"],
-        "asked": (record.get("asked") or {}).get("device"),
-        "cell": record["cell"],
-        "repeat": record.get("repeat"),
-        "started_utc": record["started_utc"],
-        "content_key": record["content_key"],
-        "usable": usable,
-        "disturbed": disturbed,
-        "unjudged": unjudged,
-        "probes": traffic.probed_bytes_per_s([record]),
-        "ceiling": None,
-        "provenance": hashlib.sha256(json.dumps(provenance, sort_keys=True).encode()).hexdigest()[:16],
-    }
-
-
-def _damaged(damage: str) -> Facts:
-    return {
-        **dict.fromkeys(Facts.__annotations__, ""),  # type: ignore[typeddict-item]
-        "damage": damage,
-        "warnings": [],
-        "probes": [],
-        "ceiling": None,
-        "repeat": None,
-        "unjudged": None,
-    }
-
-
-def _with_row(stored: Stored, facts: Facts, ceiling: float | None) -> Judged:
-    if facts["damage"]:
-        return Judged(stored, facts, b"{}", b"{}")
-    readers: dict[str, Callable[[Record], Any]] = {
-        "searched": table.search_row,
-        "checked": agreement.row,
-        "scored": quality.row,
-    }
-    timed: dict[str, list[int]] = {}
-    try:
-        if facts["kind"] in readers:
-            row = readers[facts["kind"]](stored.record)
-        else:
-            facts["ceiling"] = ceiling
-            times, timed = _series(stored, facts["warnings"])
-            series = "tokens.parquet" if times else None
-            row = table.repeat_row(stored.record, times, series, ceiling, timed)
-            if served.times_are_unknown(stored.record):
-                timed = {}
-    except FAULTS as fault:
-        return Judged(stored, _damaged(_left_out(stored, fault)), b"{}", b"{}")
-    return Judged(stored, facts, json.dumps(row).encode(), json.dumps(timed).encode())
-
-
-def _series(stored: Stored, warnings: list[str]) -> tuple[TokenTimes, dict[str, list[int]]]:
-    """The times of its tokens, and its timed rows; empty, with a warning, if a file is damaged."""
-    times, timed = NO_TOKENS, dict[str, list[int]]()
-    try:
-        times = stored.times
-    except ResultsError as damage:
-        warnings.append(str(damage))
-    try:
-        timed = records.table(stored)
-    except ResultsError as damage:
-        warnings.append(str(damage))
-    return times, timed
-
-
-def _left_out(stored: Stored, fault: Exception) -> str:
-    return f"{stored.folder}: cannot be analysed: {fault!r}"
+from harness.dataset.judging import Judged, is_repeat, judge
+from harness.records import Stored
 
 
 @contextmanager
@@ -223,9 +48,6 @@ def without_collection() -> Iterator[None]:
     finally:
         if was_enabled:
             gc.enable()
-
-
-# The records of a results folder, judged here or before.
 
 
 AT_ONCE = 500  # records that a process judges before it gives them back
@@ -275,32 +97,34 @@ def of_folder(root: Path, bundle: Path | None = None) -> Found:
     missing = {folder: stamp for folder, stamp in stamps.items() if folder not in rows}
     if len(missing) >= MANY:
         say(f"{plural(len(missing), 'record')} are judged once; their rows are kept in the cache folder")
-    made = {*missing}
+    judged_now = {*missing}
     while missing:
         for part in _in_parts(root, _ceilings(rows), missing):
             rows |= part
         ceilings = _ceilings(rows)
         missing = {  # judged before a better bandwidth of their campaign was known
             folder: stamp
-            for folder, (stamp, each) in rows.items()
-            if _is_repeat(each.facts) and each.facts["ceiling"] != ceilings.get(each.facts["campaign"])
+            for folder, (stamp, record) in rows.items()
+            if is_repeat(record.facts) and record.facts["ceiling"] != ceilings.get(record.facts["campaign"])
         }
     # Those of damaged files are not kept: their sentences begin with the folder as it was named this time.
     sound = {
-        folder for folder, (_, each) in rows.items() if not (each.facts["damage"] or each.facts["warnings"])
+        folder
+        for folder, (_, record) in rows.items()
+        if not (record.facts["damage"] or record.facts["warnings"])
     }
-    if made & sound or len(sound) < len(before):
+    if judged_now & sound or len(sound) < len(before):
         try:
             _keep(source, {folder: rows[folder] for folder in rows if folder in sound})
         except (OSError, CacheError) as refusal:
-            if len(made) >= MANY:
+            if len(judged_now) >= MANY:
                 say(f"the rows cannot be kept, so records are judged again each time: {refusal}")
     judged = [
         rows[folder][1]
         for folder in sorted(rows, key=lambda folder: f"{folder}/record.json".lstrip("/").split("/"))
     ]
-    damages += [damage for each in judged if (damage := each.facts["damage"])]
-    return Found([each for each in judged if not _is_left_out(each, root)], damages)
+    damages += [damage for record in judged if (damage := record.facts["damage"])]
+    return Found([record for record in judged if not _is_left_out(record, root)], damages)
 
 
 def _is_left_out(judged: Judged, root: Path) -> bool:
@@ -309,17 +133,13 @@ def _is_left_out(judged: Judged, root: Path) -> bool:
     return judged.facts["kind"] == "reported" and PUBLISHED in judged.stored.folder.relative_to(root).parts
 
 
-def _is_repeat(facts: Facts) -> bool:
-    return facts["kind"] in ("measured", "reported")
-
-
 def _ceilings(rows: _Rows) -> dict[str, float]:
     """The best bandwidth that repeats of each campaign measured, bytes/s."""
     best: dict[str, float] = {}
-    for _, each in rows.values():
-        if _is_repeat(each.facts) and each.facts["probes"]:
-            campaign = each.facts["campaign"]
-            best[campaign] = max(best.get(campaign, 0.0), *each.facts["probes"])
+    for _, record in rows.values():
+        if is_repeat(record.facts) and record.facts["probes"]:
+            campaign = record.facts["campaign"]
+            best[campaign] = max(best.get(campaign, 0.0), *record.facts["probes"])
     return best
 
 
@@ -329,7 +149,7 @@ def _stamps(root: Path, unreadable: Callable[[str], None]) -> dict[str, str]:
     They say that a file is the one that was read: content cannot be changed, nor a file replaced, without
     another time of change (ctime), which only the system sets. Hashes would say the same, but read every file
     each time: six times as long, and minutes on a network's disk."""
-    found: dict[str, str] = {}
+    stamps: dict[str, str] = {}
     waiting = [""]
     while waiting:  # no recursion: folders may be nested 2,000 deep
         within = waiting.pop()
@@ -337,9 +157,11 @@ def _stamps(root: Path, unreadable: Callable[[str], None]) -> dict[str, str]:
         waiting += [f"{within}/{name}" if within else name for name in folders]
         if "record.json" in names:
             with contextlib.suppress(FileNotFoundError):  # it was moved away just now
-                read = sorted(names & _READ)
-                found[within] = " ".join(_stamp(name, os.lstat(f"{root}/{within}/{name}")) for name in read)
-    return found
+                sources = sorted(names & _READ)
+                stamps[within] = " ".join(
+                    _stamp(name, os.lstat(f"{root}/{within}/{name}")) for name in sources
+                )
+    return stamps
 
 
 _READ = {"record.json", "tokens.parquet", *(f"{name}.parquet" for name in TABLE_OF.values())}
@@ -369,12 +191,9 @@ def _in_parts(root: Path, ceilings: Mapping[str, float], stamps: Mapping[str, st
 def _judged_part(root: Path, ceilings: Mapping[str, float], stamps: Sequence[tuple[str, str]]) -> _Rows:
     judged = judge([Stored(root / folder) for folder, _ in stamps], ceilings)
     return {
-        folder: (stamp, replace(each, stored=Stored(root / folder)))  # without its record
-        for (folder, stamp), each in zip(stamps, judged, strict=True)
+        folder: (stamp, replace(record, stored=Stored(root / folder)))  # without its record
+        for (folder, stamp), record in zip(stamps, judged, strict=True)
     }
-
-
-# The file of a folder's rows: a line on what it is, then a line of three JSON values for each record.
 
 
 def _place(source: Path) -> Path:
@@ -403,8 +222,9 @@ def _read(source: Path, root: Path) -> _Rows:
 def _keep(source: Path, rows: _Rows) -> None:
     """Write the rows, and remove those of folders and bundles that are gone. Raises OSError, CacheError."""
     body = b"".join(
-        b"%s\t%s\t%s\n" % (json.dumps([folder, stamp, each.facts]).encode(), each.row_json, each.timed_json)
-        for folder, (stamp, each) in rows.items()
+        b"%s\t%s\t%s\n"
+        % (json.dumps([folder, stamp, record.facts]).encode(), record.row_json, record.timed_json)
+        for folder, (stamp, record) in rows.items()
     )
     path = _place(source)
     files.made(path.parent)

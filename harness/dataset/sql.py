@@ -11,22 +11,19 @@ import os
 import re
 import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from types import UnionType
-from typing import TYPE_CHECKING, Any, Literal, Union, get_args, get_origin, get_type_hints
-
-from typing_extensions import NotRequired
+from typing import TYPE_CHECKING, Any
 
 from harness.analysis.columns import Cell, Repeat
-from harness.analysis.figures import FIGURES, type_at
 from harness.base import bounds, system
 from harness.base.files import FAULTS, NotStarted
 from harness.base.text import is_utf8, say, sized
 from harness.dataset import nights
 from harness.dataset.rows import below, of_folder
+from harness.dataset.sql_columns import arrow, columns_of, sql_type
 from harness.dataset.study import Study, study_of
 from harness.records import ResultsError
 from harness.records.files import is_sound
@@ -88,7 +85,7 @@ def answer(root: Path, text: str, timeout_s: float | None = bounds.QUERY_S) -> I
         with limit:
             _check(connection, text)
             relation = connection.sql(text)
-            texts = [at for at, type_ in enumerate(relation.types) if str(type_) == "JSON"]
+            texts = [column for column, type_ in enumerate(relation.types) if str(type_) == "JSON"]
             reader = relation.to_arrow_reader()
             yield Answer(reader.schema, texts, _until(out_of_time, reader))
     except (
@@ -115,8 +112,8 @@ def frame(folders: Sequence[Path], name: str) -> pd.DataFrame:
         raise ResultsError(f"no table {name}; there are {', '.join(TABLES)}")
     frames = []
     for folder in folders:
-        with answer(folder, f"from {name}", None) as found:
-            frames.append(pa.Table.from_batches(found.batches, found.schema).to_pandas())
+        with answer(folder, f"from {name}", None) as table:
+            frames.append(pa.Table.from_batches(table.batches, table.schema).to_pandas())
     return pd.concat(frames, ignore_index=True) if frames else pd.DataFrame()
 
 
@@ -136,8 +133,8 @@ class Answer:
         """The values of each row; those of a column of JSON are what its text says."""
         for batch in self.batches:
             columns = [column.to_pylist() for column in batch.columns]
-            for at in self.texts:
-                columns[at] = [value and _parsed(value) for value in columns[at]]
+            for position in self.texts:
+                columns[position] = [value and _parsed(value) for value in columns[position]]
             yield from map(list, zip(*columns, strict=True))
 
 
@@ -162,11 +159,11 @@ def _connection(root: Path, text: str) -> duckdb.DuckDBPyConnection:
     """A database in memory with the tables that the query names. Raises QueryError, ResultsError."""
     import duckdb
 
-    found = of_folder(root)
-    judged = found.own
+    results = of_folder(root)
+    judged = results.own
     words = {word.lower() for word in re.findall(r"\w+", text)}
     study = study_of(judged, with_cells="cells" in words)
-    for warning in [*found.skipped, *study.warnings]:
+    for warning in [*results.skipped, *study.warnings]:
         say(warning)
     if not judged:
         say(f"{root}: no records of measurements")
@@ -176,7 +173,7 @@ def _connection(root: Path, text: str) -> duckdb.DuckDBPyConnection:
     # Without a folder for what does not fit in memory: by default one in the current folder, which in a
     # stranger's results may be a link.
     connection = duckdb.connect(":memory:", config={"temp_directory": ""})
-    folders = [below(root, each.folder) for each in study.stored]
+    folders = [below(root, stored.folder) for stored in study.stored]
     above = f"{root.absolute()}/"
     for row in [*study.cells, *study.repeats]:  # paths in the results folder
         row["series"] = row["series"] and row["series"].removeprefix(above)
@@ -186,16 +183,16 @@ def _connection(root: Path, text: str) -> duckdb.DuckDBPyConnection:
         "cells": (columns_of(Cell), lambda: study.cells),
         "repeats": (
             {"folder": "VARCHAR"} | columns_of(Repeat),
-            lambda: ({**row, "folder": at} for row, at in zip(study.repeats, folders, strict=True)),
+            lambda: ({**row, "folder": folder} for row, folder in zip(study.repeats, folders, strict=True)),
         ),
         "nights": (
-            {name: sql_type(of) for name, of in nights.columns().items()} | {"folders": "VARCHAR[]"},
+            {name: sql_type(kind) for name, kind in nights.columns().items()} | {"folders": "VARCHAR[]"},
             lambda: nights.nights(judged, study, root),
         ),
     }
     for name, (columns, rows) in tables.items():
-        connection.register(f"rows of {name}", _arrow(columns, [*rows()] if name in words else []))
-        listed = ", ".join(f'"{column}"::{of} as "{column}"' for column, of in columns.items())
+        connection.register(f"rows of {name}", arrow(columns, [*rows()] if name in words else []))
+        listed = ", ".join(f'"{column}"::{kind} as "{column}"' for column, kind in columns.items())
         connection.execute(f'create view {name} as select {listed} from "rows of {name}"')
     for name in series:
         connection.register(name, _series(study, folders, name))
@@ -207,58 +204,6 @@ def _connection(root: Path, text: str) -> duckdb.DuckDBPyConnection:
     ):
         connection.execute(f"set {setting}")
     return connection
-
-
-# Rows as tables: a column for each key, of its type; lists and mappings that are no plain list are JSON.
-
-
-_SCALARS = {str: "VARCHAR", int: "BIGINT", float: "DOUBLE", bool: "BOOLEAN"}
-_PASSING = ("name", "first_token_ms")
-"""Columns that rows of repeats have only while they are made."""
-
-
-def sql_type(of: Any) -> str:
-    """DuckDB's type of a key's type; one that may be null is the same."""
-    if get_origin(of) is NotRequired:
-        return sql_type(get_args(of)[0])
-    if get_origin(of) in (Union, UnionType):
-        (only,) = [each for each in get_args(of) if each is not type(None)] or [str]
-        return sql_type(only)
-    if get_origin(of) is Literal:
-        return "VARCHAR"
-    if get_origin(of) is list and (inner := sql_type(get_args(of)[0])) in _SCALARS.values():
-        return f"{inner}[]"
-    return _SCALARS.get(of, "JSON")
-
-
-def columns_of(kind: type[Repeat | Cell]) -> dict[str, str]:
-    """The columns of a kind of row, with their types: those that code computes with, and all figures."""
-    left_out = _PASSING if kind is Repeat else _PASSING[1:]
-    declared = {
-        name: sql_type(of)
-        for name, of in get_type_hints(kind, include_extras=True).items()
-        if name not in left_out
-    }
-    others = [figure for figure in FIGURES if figure.name not in declared]
-    return declared | {
-        figure.name: "DOUBLE" if figure.read or "/" in figure.path else sql_type(type_at(figure.path))
-        for figure in others
-    }
-
-
-def _arrow(columns: Mapping[str, str], rows: Sequence[Any]) -> pa.Table:
-    """Rows, mappings of these columns; a missing key is null."""
-    import pyarrow as pa
-
-    types = {"VARCHAR": pa.string(), "BIGINT": pa.int64(), "DOUBLE": pa.float64(), "BOOLEAN": pa.bool_()}
-    types |= {f"{name}[]": pa.list_(of) for name, of in types.items()} | {"JSON": pa.string()}
-    arrays = {}
-    for name, of in columns.items():
-        values = [row.get(name) for row in rows]
-        if of == "JSON":
-            values = [value if value is None else json.dumps(value) for value in values]
-        arrays[name] = pa.array(values, types[of], from_pandas=False)
-    return pa.table(arrays)
 
 
 def _check(connection: duckdb.DuckDBPyConnection, text: str) -> None:
@@ -280,11 +225,14 @@ def _check(connection: duckdb.DuckDBPyConnection, text: str) -> None:
         if statements[0].type != duckdb.StatementType.SELECT or kind not in SELECTS:
             name = kind.removesuffix("_QUERY_NODE").lower()
             raise QueryError(f"harness sql answers one SELECT; this is another statement ({name})")
-    for name in sorted({*_functions(nodes)} - HARMLESS):
+    calls = [node["function"] for node in nodes if node.get("type") == "TABLE_FUNCTION"]
+    for name in sorted({str(call["function_name"]).lower() for call in calls} - HARMLESS):
         raise QueryError(f"{name}() is not allowed: a query reads {', '.join(TABLES)} alone")
-    own = {each["key"].lower() for node in nodes if (with_ := node.get("cte_map")) for each in with_["map"]}
+    with_names = {
+        entry["key"].lower() for node in nodes if (with_ := node.get("cte_map")) for entry in with_["map"]
+    }
     for node in nodes:
-        if (node.get("type") == "SHOW_REF" and node["table_name"]) or _is_of_others(node, own):
+        if (node.get("type") == "SHOW_REF" and node["table_name"]) or _is_of_others(node, with_names):
             raise QueryError(f"the tables are {', '.join(TABLES)}; describe cells lists the columns of one")
 
 
@@ -300,21 +248,12 @@ def _nodes(tree: Any) -> Iterator[dict[str, Any]]:
             parts += part
 
 
-def _functions(nodes: Iterable[dict[str, Any]]) -> Iterator[str]:
-    """The names of functions that a query takes tables from."""
-    return (
-        str(node["function"]["function_name"]).lower()
-        for node in nodes
-        if node.get("type") == "TABLE_FUNCTION"
-    )
-
-
-def _is_of_others(node: dict[str, Any], own: Set[str]) -> bool:
+def _is_of_others(node: dict[str, Any], with_names: Set[str]) -> bool:
     """Whether it names a table that is neither documented nor made by the query's own `with`."""
     if node.get("type") != "BASE_TABLE":
         return False
     name = str(node["table_name"]).lower()
-    return bool(node["schema_name"]) or not (name in TABLES or name in own)
+    return bool(node["schema_name"]) or not (name in TABLES or name in with_names)
 
 
 def _series(study: Study, folders: Sequence[str], name: str) -> ds.FileSystemDataset:
@@ -332,10 +271,10 @@ def _series(study: Study, folders: Sequence[str], name: str) -> ds.FileSystemDat
         path = stored.folder.absolute() / f"{name}.parquet"
         # Of tokens, only those that were read when their repeat was judged, and did not change since.
         if row["series"] if name == "tokens" else is_sound(path):
-            of = {**row, "folder": folder}
+            values = {**row, "folder": folder}
             guarantee = ds.field("folder") == folder
             for column in OF_RECORD[1:]:
-                guarantee = guarantee & (ds.field(column) == of[column])
+                guarantee = guarantee & (ds.field(column) == values[column])
             fragments.append(form.make_fragment(str(path), files, partition_expression=guarantee))
     return ds.FileSystemDataset(fragments, schema, form, files)
 
@@ -347,9 +286,9 @@ def _sentence(refusal: Exception) -> str:
         return f"the query takes more than {sized(bounds.QUERY_BYTES)} of memory"
     if isinstance(refusal, RecursionError):
         return "the query, or a value of its answer, is nested too deeply"
-    if not (found := re.match(r"[\w ]+ Error: (.*)", first, re.IGNORECASE)):
+    if not (message := re.match(r"[\w ]+ Error: (.*)", first, re.IGNORECASE)):
         return f"a value of the answer cannot be shown, cast it to varchar ({first})"
-    first = found[1]
+    first = message[1]
     candidates = re.search(r"Candidate bindings: (.*)|Did you mean .*", rest)
     if column := re.search(r'Referenced column "(.*)" not found', first):
         near = f"; near it: {candidates[1]}" if candidates and candidates[1] else ""

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from datetime import datetime
 from functools import cache, cached_property
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -25,7 +22,6 @@ from harness.analysis import (
     repeat_figures,
     speculation,
     time_split,
-    traffic,
 )
 from harness.analysis import prefill as analysis_prefill
 from harness.analysis.columns import (
@@ -41,17 +37,16 @@ from harness.analysis.columns import (
 )
 from harness.base.files import FAULTS, TABLE_OF
 from harness.base.text import plural
-from harness.dataset import table as dataset_table
-from harness.dataset.rows import Judged, judge, rows_of
+from harness.dataset import cell_rows, repeat_flags, row_names, search_rows
+from harness.dataset.judging import Judged, judge, rows_of
+from harness.dataset.matching import baseline_rows
+from harness.dataset.methods import attention, methods
 from harness.records import NO_TOKENS, ResultsError, Stored, TokenTimes
-from harness.records.kinds import Record, loaded_of, served_elsewhere
+from harness.records.kinds import served_elsewhere
 from harness.records.parts import Machine
-from harness.stacks.header import stacks
 
 if TYPE_CHECKING:
     import pandas as pd
-
-# The data of a report: rows and series as plain values. Nothing here reads or draws.
 
 
 LONGEST_REASON = 32  # characters shown in a table cell; the full reason is below the table
@@ -77,7 +72,7 @@ class Curve:
 
 @dataclass(frozen=True)
 class MemoryCurve:
-    """Memory of a worker over time. `vram_bytes`: null where no GPU was used."""
+    """Memory of a worker over time. `vram_bytes`: None where no GPU was used."""
 
     seconds: Floats
     rss_bytes: Floats | None
@@ -88,7 +83,7 @@ class MemoryCurve:
 class Study:
     """All that a report shows.
 
-    `cells`: one row per cell with a unique `name`; a figure that is null or missing is shown as a dash.
+    `cells`: one row per cell with a unique `name`; a figure that is None or missing is shown as a dash.
     `repeats`: one row per record. `checks`: one named row per check of a variant's logits. `searches`: one
     named row per search for the longest context. `scores`: one named row per score of a text. `attributions`:
     one row per cell, where its memory goes. By row name: `series`, the repeat to draw, including its first
@@ -149,19 +144,21 @@ class Study:
 
     def behind(self, cell: Cell) -> Stored | None:
         """The record behind a cell's row."""
-        return self._by_row.get(dataset_table.cell_identity(cell))
+        return self._by_row.get(cell_rows.cell_identity(cell))
 
     @cached_property
     def _by_row(self) -> dict[tuple[str, int, str], Stored]:
         return {
-            dataset_table.cell_identity(row): each
-            for row, each in zip(self.repeats, self.stored, strict=bool(self.stored))  # made rows have none
+            cell_rows.cell_identity(row): stored
+            for row, stored in zip(self.repeats, self.stored, strict=bool(self.stored))  # made rows have none
         }
 
     @property
     def machines(self) -> list[Machine]:
         """The facts of each machine."""
-        return list({each.record["machine"]["slug"]: each.record["machine"] for each in self.ran}.values())
+        return list(
+            {stored.record["machine"]["slug"]: stored.record["machine"] for stored in self.ran}.values()
+        )
 
     @property
     def methods(self) -> dict[str, object]:
@@ -169,26 +166,26 @@ class Study:
         "command" in it."""
         energy = [*dict.fromkeys(source for row in self.cells if (source := row["energy_source"]))]
         counted = {"Energy": energy} if energy else {}
-        return _attention(self.cells) | counted | _methods(self.ran, self.probes) | {**self.further_methods}
+        return attention(self.cells) | counted | methods(self.ran, self.probes) | {**self.further_methods}
 
     @cached_property
     def rows(self) -> list[ShownCell]:
-        """The cells, each with its `baseline`: a row or null."""
+        """The cells, each with its `baseline`: a row or None."""
         return [{**row, "baseline": self.baseline.get(row["name"])} for row in self.cells]
 
     @cached_property
     def models(self) -> dict[str, list[ShownCell]]:
         """The rows of each model, in order of first appearance."""
-        found: dict[str, list[ShownCell]] = {}
+        models: dict[str, list[ShownCell]] = {}
         for row in self.rows:
-            found.setdefault(row["model"], []).append(row)
-        return found
+            models.setdefault(row["model"], []).append(row)
+        return models
 
     @cached_property
     def decodes(self) -> dict[str, list[ShownCell]]:
         """The decode cells of each model that has any."""
-        found = {model: [row for row in rows if not timed(row)] for model, rows in self.models.items()}
-        return {model: rows for model, rows in found.items() if rows}
+        decodes = {model: [row for row in rows if not timed(row)] for model, rows in self.models.items()}
+        return {model: rows for model, rows in decodes.items() if rows}
 
 
 def ok(row: Outcome) -> bool:
@@ -212,12 +209,12 @@ def failure(row: Outcome) -> str:
 
 
 def finite(value: float | None) -> float | None:
-    """A figure as a finite number; null: none."""
+    """A figure as a finite number; None: none."""
     return float(value) if value is not None and math.isfinite(value) else None
 
 
 def bounds(interval: Sequence[float | None] | None) -> tuple[float | None, float | None]:
-    """The ends of an interval; an open end is null, and both are null without an interval."""
+    """The ends of an interval; an open end is None, and both are None without an interval."""
     low, high = interval or (None, None)
     return finite(low), finite(high)
 
@@ -233,48 +230,8 @@ def labels(rows: Sequence[Variant], model: str) -> list[str]:
 
 
 def timed(row: Repeat) -> str | None:
-    """The kind of workload of a row that has timed rows: prefill, depth or turns; null for a decode."""
+    """The kind of workload of a row that has timed rows: prefill, depth or turns; None for a decode."""
     return row["workload"] if row["workload"] in TABLE_OF else None
-
-
-# Match rows with baseline rows of the same model, stack and variant, by our names or the study's.
-
-
-Key = tuple[str, str, str]
-
-
-def baseline_rows(rows: Sequence[Variant], others: Sequence[Cell]) -> dict[str, Cell]:
-    """By name: the other row of the same model, stack and variant, if there is one."""
-    known = {key(other): other for other in others}
-    reported = {at: other for at, other in known.items() if other["kind"] == "reported"}
-    found = {row["name"]: known.get(key(row)) or reported.get(published(row)) for row in rows}
-    return {name: other for name, other in found.items() if other is not None}
-
-
-def matched(
-    study: Study, ours: Sequence[Variant], reported: Sequence[Cell]
-) -> tuple[dict[str, Cell], list[Cell]]:
-    """Published rows by the name of our row of the same variant, from the baseline or the study's reported
-    rows; and the reported rows without a match."""
-    theirs = {name: row for name, row in study.baseline.items() if row["kind"] == "reported"}
-    theirs |= baseline_rows(ours, reported)
-    taken = {theirs[name]["name"] for row in ours if (name := row["name"]) in theirs}
-    return theirs, [row for row in reported if row["name"] not in taken]
-
-
-def key(row: Variant) -> Key:
-    return row["model"].lower(), row["stack"].lower(), row["variant"].lower()
-
-
-def published(row: Variant) -> Key:
-    """The key of the published study's row for this variant, if there is one. Headers leave out variants that
-    measure something else (a static cache, fp4, nested scales), and bits or kernels that the study lacks."""
-    model, stack, variant = key(row)
-    header = stacks().get(stack)
-    return model, stack, header.published.get(variant, variant) if header else variant
-
-
-# Records and their files -> a Study: analysed rows, curves to draw, and warnings for unreadable files.
 
 
 def load_study(stored: Sequence[Stored]) -> Study:
@@ -290,62 +247,63 @@ def study_of(judged: Sequence[Judged], with_cells: bool = True) -> Study:
     try:
         return _study_of(judged, with_cells)
     except FAULTS:  # one record must not end the analysis of all: find it
-        faults = {each.stored.folder: fault for each in judged if (fault := _fault(each, with_cells))}
+        faults = {record.stored.folder: fault for record in judged if (fault := _fault(record, with_cells))}
         if not faults:
             raise
-        study = _study_of([each for each in judged if each.stored.folder not in faults], with_cells)
+        study = _study_of([record for record in judged if record.stored.folder not in faults], with_cells)
         return replace(study, warnings=[*faults.values(), *study.warnings])
 
 
-def _fault(each: Judged, with_cells: bool) -> str | None:
+def _fault(record: Judged, with_cells: bool) -> str | None:
     """Why a record cannot be analysed, as a sentence; None: it can."""
     try:
-        _study_of([each], with_cells)
+        _study_of([record], with_cells)
     except FAULTS as fault:
-        return f"{each.stored.folder}: left out, cannot be analysed: {fault!r}"
+        return f"{record.stored.folder}: left out, cannot be analysed: {fault!r}"
     return None
 
 
 def _study_of(judged: Sequence[Judged], with_cells: bool) -> Study:
-    warnings = [damage for each in judged if (damage := each.facts["damage"])]
+    warnings = [damage for record in judged if (damage := record.facts["damage"])]
     ordered = sorted(
-        (each for each in judged if not each.facts["damage"]), key=lambda each: by_size(each.facts["model"])
+        (record for record in judged if not record.facts["damage"]),
+        key=lambda record: by_size(record.facts["model"]),
     )
     of_kind: dict[str, list[Any]] = {"searched": [], "checked": [], "scored": []}
     repeats: list[Repeat] = []
     repeated: list[Judged] = []
-    for each, row in zip(ordered, rows_of(ordered), strict=True):
-        if each.facts["kind"] in of_kind:
-            of_kind[each.facts["kind"]].append(row)
+    for record, row in zip(ordered, rows_of(ordered), strict=True):
+        if record.facts["kind"] in of_kind:
+            of_kind[record.facts["kind"]].append(row)
         else:
             repeats.append(row)
-            repeated.append(each)
-    warnings += dict.fromkeys(warning for each in ordered for warning in each.facts["warnings"])
-    searches = dataset_table.with_unique_names(dataset_table.latest_searches(of_kind["searched"]))
-    checks = dataset_table.with_unique_names(agreement.latest_checks(of_kind["checked"]))
-    scores = dataset_table.with_unique_names(dataset_table.latest_searches(of_kind["scored"]))
+            repeated.append(record)
+    warnings += dict.fromkeys(warning for record in ordered for warning in record.facts["warnings"])
+    searches = row_names.with_unique_names(search_rows.latest_searches(of_kind["searched"]))
+    checks = row_names.with_unique_names(agreement.latest_checks(of_kind["checked"]))
+    scores = row_names.with_unique_names(search_rows.latest_searches(of_kind["scored"]))
     fitted = [_fitted(row) for row in repeats]
-    stored = [each.stored for each in repeated]
+    stored = [record.stored for record in repeated]
     compare(repeats, stored, checks, scores)
     cells, prefill = list[Cell](), dict[str, Mapping[int, Curve]]()
     if with_cells:
-        cells = dataset_table.with_unique_names(pooled(repeats, repeated))
+        cells = row_names.with_unique_names(pooled(repeats, repeated))
         cells, prefill = _with_prefill(cells, repeats, repeated, warnings)
     for row in repeats:  # cells pool facts that a single repeat does not have
         flags.withhold(row)
-    ran = [each for each in ordered if each.facts["kind"] not in ("checked", "scored")]
-    own = [each for each in ran if each.facts["kind"] != "reported"] or ran
+    ran = [record for record in ordered if record.facts["kind"] not in ("checked", "scored")]
+    measured = [record for record in ran if record.facts["kind"] != "reported"] or ran
     examples: dict[str, Stored] = {}
-    for each in ran:
-        examples.setdefault(each.facts["provenance"], each.stored)
+    for record in ran:
+        examples.setdefault(record.facts["provenance"], record.stored)
     return Study(
         title="",
         cells=cells,
         repeats=repeats,
         stored=stored,
         ran=[*examples.values()],
-        days=sorted({each.facts["started_utc"][:10] for each in own}),
-        n_records=len(own),
+        days=sorted({record.facts["started_utc"][:10] for record in measured}),
+        n_records=len(measured),
         probes=_probes(ran),
         fitted=fitted,
         checks=checks,
@@ -359,9 +317,9 @@ def _study_of(judged: Sequence[Judged], with_cells: bool) -> Study:
 def _probes(ran: Sequence[Judged]) -> dict[str, list[float]]:
     """The read bandwidths that were measured on each machine, bytes/s."""
     probes: dict[str, list[float]] = {}
-    for each in ran:
-        if each.facts["kind"] != "reported":
-            probes.setdefault(each.facts["machine"], []).extend(each.facts["probes"])
+    for record in ran:
+        if record.facts["kind"] != "reported":
+            probes.setdefault(record.facts["machine"], []).extend(record.facts["probes"])
     return probes
 
 
@@ -369,33 +327,33 @@ def compare(
     repeats: Sequence[Repeat], stored: Sequence[Stored], checks: Sequence[Check], scores: Sequence[Score]
 ) -> None:
     """Add to the rows of repeats what only others, checks and scores tell. `stored`: of each row."""
-    of = _by_row(repeats, stored)
+    stored_of = _by_row(repeats, stored)
     plain = {row["guess_group"]: row for row in repeats if row["guess_group"] and not row["speculation"]}
     for row in repeats:
         if row["speculation"] and row["guess_group"]:
-            other, each = plain.get(row["guess_group"]), of[id(row)]
-            known = other and (of[id(other)].record, _times(of[id(other)], []))
-            ids = speculation.compared_ids(each.record, _times(each, []), known)
+            other, this = plain.get(row["guess_group"]), stored_of[id(row)]
+            plain_ids = other and (stored_of[id(other)].record, _times(stored_of[id(other)], []))
+            ids = speculation.compared_ids(this.record, _times(this, []), plain_ids)
             row["flags"].append(ids.row())
-    dataset_table.flag_identical_series(repeats)
+    repeat_flags.flag_identical_series(repeats)
     of_stack: dict[tuple[str, str, str], list[Repeat]] = {}
     for row in repeats:
         of_stack.setdefault((row["campaign"], row["model"], row["stack"]), []).append(row)
     for alike in of_stack.values():
-        dataset_table.flag_kernel_changes(alike)
-    dataset_table.drop_intervals(repeats)
+        repeat_flags.flag_kernel_changes(alike)
+    repeat_flags.drop_intervals(repeats)
     agreement.apply_checks(repeats, checks)
     quality.apply(repeats, scores)
 
 
 def pooled(repeats: Sequence[Repeat], judged: Sequence[Judged]) -> list[Cell]:
     """The rows of cells, without names, of repeats that were compared. `judged`: each of them."""
-    of = _by_row(repeats, judged)
+    record_of = _by_row(repeats, judged)
 
     def timed_rows(row: Repeat) -> dict[str, list[int]]:
-        return of[id(row)].timed if row["workload"] in TABLE_OF else {}
+        return record_of[id(row)].timed if row["workload"] in TABLE_OF else {}
 
-    return time_split.split_time(dataset_table.per_cell(repeats, timed_rows))
+    return time_split.split_time(cell_rows.per_cell(repeats, timed_rows))
 
 
 def _by_row(repeats: Sequence[Repeat], records: Sequence[T]) -> dict[int, T]:
@@ -411,27 +369,28 @@ def _with_prefill(
     if not with_passes:
         return [*cells], {}
     of_row = _by_row(repeats, judged)
-    behind = {dataset_table.cell_identity(row): of_row[id(row)] for row in repeats}
-    shown_repeats = dataset_table.shown_repeats(repeats)
+    behind = {cell_rows.cell_identity(row): of_row[id(row)] for row in repeats}
+    shown_repeats = cell_rows.shown_repeats(repeats)
     swept: dict[str, _Sweep] = {}
     campaigns = []
     for cell in with_passes:
-        last = behind[dataset_table.cell_identity(cell)]
+        last = behind[cell_rows.cell_identity(cell)]
         shown = shown_repeats.get(cell["content_key"], [])
-        read = [of_row[id(row)] for row in shown if ok(row)] or [last]
-        depths = analysis_prefill.by_depth([_passes(each, warnings) for each in read])
+        measured = [of_row[id(row)] for row in shown if ok(row)] or [last]
+        depths = analysis_prefill.by_depth([_passes(each, warnings) for each in measured])
         if not depths:
             continue
         try:
-            found = prefill_rows.analysed(last.stored.record, depths)
+            analysed = prefill_rows.analysed(last.stored.record, depths)
         except ValueError as reason:
             _warn(warnings, ResultsError(f"{last.stored.folder}: prefill.parquet: {reason}"))
             continue
-        swept[cell["name"]] = _Sweep(last.stored, depths, found)
+        swept[cell["name"]] = _Sweep(last.stored, depths, analysed)
         campaigns.append(repeat_figures.campaign_of(shown or [cell]))
     together = analysis_prefill.between_processes([each.found for each in swept.values()], campaigns)
     swept = {
-        name: each._replace(found=found) for (name, each), found in zip(swept.items(), together, strict=True)
+        name: each._replace(found=analysed)
+        for (name, each), analysed in zip(swept.items(), together, strict=True)
     }
     return (
         [each.cell(cell) if (each := swept.get(cell["name"])) else cell for cell in cells],
@@ -469,12 +428,12 @@ class _Sweep(NamedTuple):
 def attributions(study: Study, warnings: list[str]) -> list[memory.Attribution]:
     """One row per cell: where its memory goes; see memory.attribution_row. None for timed rows, whose
     worker keeps copies of the context. Unreadable files are added to `warnings`."""
-    found = []
+    rows = []
     for cell in study.cells:
-        if not timed(cell) and (each := study.behind(cell)) is not None:
-            samples = _read(records.memory_series, each, warnings)
-            found.append(memory.attribution_row(cell, each.record, _times(each, warnings), samples))
-    return found
+        if not timed(cell) and (stored := study.behind(cell)) is not None:
+            samples = _read(records.memory_series, stored, warnings)
+            rows.append(memory.attribution_row(cell, stored.record, _times(stored, warnings), samples))
+    return rows
 
 
 def with_series(study: Study, title: str, baseline: Study | None = None) -> Study:
@@ -483,14 +442,14 @@ def with_series(study: Study, title: str, baseline: Study | None = None) -> Stud
     warnings = list(study.warnings)
     curves, series = {}, {}
     for cell in study.cells:
-        each = study.behind(cell)
-        if not each:
+        stored = study.behind(cell)
+        if not stored:
             continue
-        if cell["series_sha256"] and not cell["speculation"] and (times := _times(each, warnings)):
+        if cell["series_sha256"] and not cell["speculation"] and (times := _times(stored, warnings)):
             series[cell["name"]] = Curve(times.n.astype(float), times.latency_ms)
-        if served_elsewhere(each.record):  # whose samples are of its client
+        if served_elsewhere(stored.record):  # whose samples are of its client
             continue
-        if samples := _read(records.memory_series, each, warnings):
+        if samples := _read(records.memory_series, stored, warnings):
             curves[cell["name"]] = _memory(samples)
     return replace(
         study,
@@ -503,19 +462,19 @@ def with_series(study: Study, title: str, baseline: Study | None = None) -> Stud
     )
 
 
-def _times(each: Stored, warnings: list[str]) -> TokenTimes:
+def _times(stored: Stored, warnings: list[str]) -> TokenTimes:
     try:
-        return each.times
+        return stored.times
     except ResultsError as damage:
         _warn(warnings, damage)
         return NO_TOKENS
 
 
 def _read(
-    reader: Callable[[Stored], dict[str, list[Any]]], each: Stored, warnings: list[str]
+    reader: Callable[[Stored], dict[str, list[Any]]], stored: Stored, warnings: list[str]
 ) -> dict[str, list[Any]]:
     try:
-        return reader(each)
+        return reader(stored)
     except ResultsError as damage:
         _warn(warnings, damage)
         return {}
@@ -547,127 +506,3 @@ def _memory(samples: Mapping[str, Sequence[Any]]) -> MemoryCurve:
     )
     has_vram = len(vram) > 0 and bool(np.isfinite(vram).any())
     return MemoryCurve(seconds - seconds[0], anonymous + mapped, vram if has_vram else None)
-
-
-def _attention(cells: Sequence[Cell]) -> dict[str, object]:
-    """Cost of context per stack, across its models: a fixed cost, and the bandwidth of KV cache reads."""
-    lines = []
-    for found in time_split.budgets(cells):
-        if found.of == "W" and found.bytes_per_s:
-            fixed = (
-                f"{found.fixed_ms * 1e6:.0f} ns per token of context"
-                if found.fixed_ms > 0
-                else "no fixed cost"
-            )
-            rate = f"{found.bytes_per_s / 1e9:,.0f} GB/s of KV cache"
-            if found.bytes_per_s > (sheet := _data_sheet(cells, found.group)):
-                rate += f", above the {sheet / 1e9:,.0f} of the data sheet: the models' slopes do not fix it"
-            lines.append(f"{', '.join(found.group)}: {fixed}, and {rate} ({plural(found.cells, 'cell')}).")
-    return {"Cost of context": lines} if lines else {}
-
-
-def _data_sheet(cells: Sequence[Cell], place: tuple[str | None, ...]) -> float:
-    """Bandwidth of the data sheet of a stack, machine and device, bytes/s; infinite where unknown."""
-    known = (
-        W * 1e3 * kv
-        for row in cells
-        if (row["stack"], row["machine"], row["device"]) == place
-        and (W := row["W_theory_tokens_per_ms"])
-        and (kv := row["kv_bytes_per_token"]) is not None
-    )
-    return max(known, default=float("inf"))
-
-
-def _methods(stored: Sequence[Stored], probes: Mapping[str, Sequence[float]]) -> dict[str, object]:
-    """How the records were measured, and the commands that repeat it; differing values are all listed.
-    `probes`: read bandwidths of each machine, bytes/s."""
-
-    def distinct(values: Sequence[object]) -> list[object]:
-        return list({str(value): value for value in values if value}.values())
-
-    records = [each.record for each in stored]
-    ours = [record for record in records if record["kind"] != "reported"]
-    loaded = [record for record in ours if record["kind"] == "measured" or record.get("loaded")]
-    methods: dict[str, object] = {
-        "Sources": distinct([_source(record) for record in records if record.get("source")]),
-        "Protocol": distinct([record.get("protocol") for record in ours]),
-        "Stacks": distinct([_versions(record) for record in loaded]),
-        "Read bandwidth": [f"{slug}: {traffic.spread(rates)}" for slug, rates in probes.items() if rates],
-        "Harness": distinct([record.get("harness") for record in ours]),
-        "To repeat it": distinct([" ".join(r["campaign"].get("command_line") or []) for r in ours]),
-    }
-    return {heading: content for heading, content in methods.items() if content}
-
-
-def _source(record: Record) -> str:
-    source = record["source"]
-    return f"{source['title']}, {source['url']}, {source['license']}"
-
-
-def _versions(record: Record) -> str | None:
-    versions = loaded_of(record).get("versions")
-    listed = (
-        ", ".join(f"{name} {version}" for name, version in versions.items()) if versions else "not loaded"
-    )
-    adopted = (record.get("environment") or {}).get("adopted") or {}
-    pins = "; not pinned" if adopted.get("pins_not_met") else ""
-    return f"{record['stack']}: {listed}{pins}"
-
-
-# Read and analyse records one campaign at a time, oldest first, so that only one is in memory.
-
-
-@dataclass(frozen=True)
-class Campaign:
-    """`place`: sorts campaigns."""
-
-    place: str
-    study: Study
-    stored: Sequence[Stored]
-
-    @property
-    def repeats(self) -> list[tuple[Repeat, Stored]]:
-        """The row of each repeat with its record."""
-        return list(zip(self.study.repeats, self.study.stored, strict=True))
-
-
-def campaigns(stored: Iterable[Stored]) -> Iterator[Campaign]:
-    """Every campaign of some records, in their order; the latest check of each variant's weights, and the
-    scores of all campaigns, apply to its repeats.
-
-    Raises ResultsError for a record that disappeared since it was found.
-    """
-    folders, checks, scores = _sorted_out(stored)
-    for place, of in folders:
-        found = [Stored(folder, records.read(folder / "record.json")) for folder in of]
-        study = load_study([*found, *checks])
-        quality.apply(study.repeats, scores)
-        yield Campaign(place, study, found)
-
-
-def _sorted_out(
-    stored: Iterable[Stored],
-) -> tuple[list[tuple[str, list[Path]]], list[Stored], list[Score]]:
-    """The folders of each campaign, oldest first, the check of each variant's weights that counts, and all
-    scores."""
-    scores: list[Score] = []
-    folders: dict[str, list[Path]] = {}
-    places: dict[str, str] = {}
-    checks: list[tuple[bool, datetime, Stored]] = []
-    for each in stored:
-        record = each.record
-        if record["kind"] == "checked":
-            at = datetime.fromisoformat(record["started_utc"])
-            checks.append((record["outcome"] == "ok", at, each))
-            continue
-        if record["kind"] == "scored":
-            with contextlib.suppress(*FAULTS):  # it is named where its campaign is read
-                scores.append(quality.row(record))
-        campaign = record["campaign"]["id"]
-        folders.setdefault(campaign, []).append(each.folder)
-        places[campaign] = dataset_table.place(record)
-    checks.sort(key=lambda check: check[:2])
-    latest = {check.record["content_key"]: check for _, _, check in checks}
-    ordered = sorted(folders, key=places.__getitem__)
-    found = [(places[campaign], folders[campaign]) for campaign in ordered]
-    return found, list(latest.values()), scores

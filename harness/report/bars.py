@@ -11,6 +11,7 @@ from harness.analysis.figures import BY_NAME
 from harness.base.lookup import value_at
 from harness.dataset.study import Study, failure, finite, labels
 from harness.report import parts
+from harness.report.figure_texts import hidden
 from harness.report.plots import (
     INK,
     NO_COLOUR,
@@ -23,7 +24,7 @@ from harness.report.plots import (
     plain_figure,
     reasons,
 )
-from harness.report.tables import hidden, text_of
+from harness.report.tables import text_of
 from harness.report.text_table import NONE
 
 BARS = {
@@ -65,12 +66,16 @@ def of_model(model: str, named: Named, marks: Mapping[str, Mark]) -> Iterator[Ch
             [parts.figure_at(row, theory) for _, row in named],
             [figure.number(row["baseline"]) if row["baseline"] else None for _, row in named],
         )
-        signs = [(word, at) for word, at in zip(SIGNS, beside, strict=True) if any(x is not None for x in at)]
-        for word, at in signs:
+        signs = [
+            (word, values)
+            for word, values in zip(SIGNS, beside, strict=True)
+            if any(x is not None for x in values)
+        ]
+        for word, values in signs:
             symbol, size, width, _ = SIGNS[word]
             look = {"size": size, "line": {"width": width, "color": INK}}
             hover = f"%{{y}}: {word} %{{x:,.2f}}<extra></extra>"
-            data.append(parts.scatter(word, at, names, Mark(INK, symbol), hover, kind=word, marker=look))
+            data.append(parts.scatter(word, values, names, Mark(INK, symbol), hover, kind=word, marker=look))
         why = {
             plain_figure(label): text if (text := text_of(figure)(row)) != NONE else failure(row) or NONE
             for (label, row), value in zip(named, shown, strict=True)

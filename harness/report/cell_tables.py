@@ -17,22 +17,17 @@ from harness.report.text_table import ANSWER, DISTURBED, FAILED, REMARK, WARNED,
 from harness.report.timed_rows import with_prompts
 from harness.report.workloads import WORKLOADS
 
-# The table of searches that `harness run` and `harness report --list` print.
-
 
 def searches_blocks(study: Study) -> Iterator[Block]:
     """The table, then why each search ended, and what its length does not mean."""
-    found = [row for row in longest.context_rows(study) if row["search"]]
+    searches = [row for row in longest.context_rows(study) if row["search"]]
     first, *others = longest.COLUMNS
-    yield tables.in_terminal((first, tables.STATUS, *others), found)
+    yield tables.in_terminal((first, tables.STATUS, *others), searches)
     for row in study.searches:
         reasons = row["reasons"] if row["reasons"] else [row["not_filled"], row["limit_reason"]]
         for reason in filter(None, reasons):
             yield Note(f"{row['name']}: {reason}", FAILED if row["reasons"] else REMARK)
         yield from (Note(f"{row['name']}: {flag['detail']}", WARNED) for flag in row["flags"])
-
-
-# The results table that they print, with what to know about its rows.
 
 
 NAMES_SHOWN = 3  # of the cells that a note is about
@@ -110,7 +105,7 @@ def _warnings(rows: Sequence[Cell]) -> Iterator[Note]:
         yield Note(f"quality not scored: {list_named(unscored, NAMES_SHOWN)}", WARNED)
     for codes, rank, heading in ((NOTED, WARNED, ""), (OF_B, REMARK, "B ms")):
         raised = [(row, {flag["code"]: flag["detail"] for flag in row["flags"]}) for row in rows]
-        details = [(row, of[code]) for row, of in raised for code in codes if code in of]
+        details = [(row, by_code[code]) for row, by_code in raised for code in codes if code in by_code]
         yield from _of_cells(rows, details, rank, heading)
 
 
@@ -142,10 +137,10 @@ def _remarks(rows: Sequence[Cell]) -> Iterator[Note]:
 
 
 def _of_cells(
-    rows: Sequence[Cell], known: Sequence[tuple[Cell, str]], rank: int, heading: str = ""
+    rows: Sequence[Cell], noted: Sequence[tuple[Cell, str]], rank: int, heading: str = ""
 ) -> Iterator[Note]:
     """A note for each text, with the cells that it is about unless it is about all rows."""
-    for text in dict.fromkeys(text for _, text in known):
-        names = list(dict.fromkeys(row["name"] for row, of in known if of == text))
+    for text in dict.fromkeys(text for _, text in noted):
+        names = list(dict.fromkeys(row["name"] for row, note_text in noted if note_text == text))
         about = "" if len(names) == len(rows) else f"{list_named(names, NAMES_SHOWN)}: "
         yield Note(f"{about}{text}", rank, heading)

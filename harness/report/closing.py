@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from harness.dataset.study import Study, ok, provisional
-from harness.report import answers, served
-from harness.report.answers import NAMED, Group
+from harness.report import answers, ranked_groups, served
+from harness.report.answers import NAMED
+from harness.report.ranked_groups import Group
 from harness.report.timed_rows import in_words, with_prompts
 from harness.report.tuned import command as command_of
 from harness.stacks.header import stacks
@@ -15,24 +16,24 @@ def sentences(study: Study) -> list[str]:
     of the speed, and what serving adds to a token."""
     decodes, others = with_prompts(study.cells)
     prompts = {row["name"]: row for row in decodes}
-    found = []
-    for group in answers.groups(study):
+    texts = []
+    for group in ranked_groups.groups(study):
         deeper = _deeper(group, {row["name"] for row in others})
         of_servers = served.answers(group, study.behind)
-        found += of_servers
+        texts += of_servers
         is_answered = of_servers and len(group.named) <= 1 and all(row["server"] for _, row in group.named)
         best = None if is_answered else answers.sentence(group, prompts)
         if best and (group.named or group.searched or not deeper):
-            found.append(": ".join(best))
-        found += deeper
-        found += served.added(group.named, study.behind)
-    return found
+            texts.append(": ".join(best))
+        texts += deeper
+        texts += served.added(group.named, study.behind)
+    return texts
 
 
 def commands(study: Study) -> list[str]:
     """For each model, how to serve its fastest cell."""
-    found = (_command(study, group) for group in answers.groups(study))
-    return [f"to serve it: {command}" for command in found if command]
+    lines = (_command(study, group) for group in ranked_groups.groups(study))
+    return [f"to serve it: {command}" for command in lines if command]
 
 
 def _deeper(group: Group, names: set[str]) -> list[str]:

@@ -82,14 +82,14 @@ def latency_curves(model: str, named: Named, series: Mapping[str, Curve], marks:
         if (curve := series.get(row["name"])) and len(curve.n) > 1
     ]
     usual, ticks = [], []
-    own: list[Plotly] = []
+    baselines: list[Plotly] = []
     stacks = list(dict.fromkeys(variant.mark.stack for variant in drawn))
     for variant in drawn:
         without, spikes = _parted(variant.curve)
         usual.append(line(without.n, without.ms, variant.label, variant.v, variant.mark, HOVER))
         if len(spikes.n):
             ticks.append(_ticks(variant, spikes, 1 - EDGE * (1 + stacks.index(variant.mark.stack))))
-        own += _baseline(variant)
+        baselines += _baseline(variant)
     end = max((float(variant.curve.n[-1]) for variant in drawn), default=1.0)
     limits = ((variant.row["B_theory_ms"], variant.row["W_theory_tokens_per_ms"]) for variant in drawn)
     floors = [floor for limit in limits if (floor := _through(*limit))]
@@ -99,7 +99,7 @@ def latency_curves(model: str, named: Named, series: Mapping[str, Curve], marks:
         "Latency against position",
         f"Latency in ms of each token of {model} but the first (prefill) against its position, one line per"
         " variant.",
-        [*_band(floors, end), *usual, *own, *ticks],
+        [*_band(floors, end), *usual, *baselines, *ticks],
         figure_layout(
             "position n (tokens of context)",
             "latency, ms",
@@ -118,11 +118,11 @@ def latency_curves(model: str, named: Named, series: Mapping[str, Curve], marks:
 def _parted(curve: Curve) -> tuple[Curve, Curve]:
     """The curve without its spikes, and its spikes: the highest of them."""
     usual = running_median(curve.ms)
-    at = np.array([], int) if usual is None else spike_places(curve.ms, usual)
-    kept = np.ones(len(curve.n), bool)
-    kept[at] = False
-    highest = np.sort(at[np.argsort(curve.ms[at])[-MOST_TICKS:]])
-    return Curve(curve.n[kept], curve.ms[kept]), Curve(curve.n[highest], curve.ms[highest])
+    places = np.array([], int) if usual is None else spike_places(curve.ms, usual)
+    is_usual = np.ones(len(curve.n), bool)
+    is_usual[places] = False
+    highest = np.sort(places[np.argsort(curve.ms[places])[-MOST_TICKS:]])
+    return Curve(curve.n[is_usual], curve.ms[is_usual]), Curve(curve.n[highest], curve.ms[highest])
 
 
 def _ticks(variant: Drawn, spikes: Curve, level: float) -> Plotly:

@@ -10,7 +10,7 @@ from harness.analysis import figures as registry
 from harness.analysis.columns import ShownCell
 from harness.base.text import csv_text
 from harness.dataset.study import Study
-from harness.report import closing, quality, summary, tables
+from harness.report import agreement_table, closing, quality, summary, tables
 from harness.report.answers import CRITERION
 from harness.report.page import figures_chapters
 from harness.report.text_table import in_markdown
@@ -30,8 +30,10 @@ def markdown(study: Study) -> str:
         *(["## Invalid and failed cells", "\n".join(failed)] if failed else []),
     ]
     rows = [row for of_model in study.decodes.values() for row in of_model]
-    used = {title: tables.used_columns(every, rows) for title, every in tables.TABLES.items()}
-    parts += [tables.of_columns(title, of, rows).markdown() for title, of in used.items() if of]
+    used = {title: tables.used_columns(columns, rows) for title, columns in tables.TABLES.items()}
+    parts += [
+        tables.of_columns(title, columns, rows).markdown() for title, columns in used.items() if columns
+    ]
     for chapter in figures_chapters(study).values():
         parts += [table.markdown() for table in chapter.of_all_models()]
         noted = [f"- {in_markdown(note)}" for notes in chapter.notes.values() for note in notes]
@@ -39,7 +41,7 @@ def markdown(study: Study) -> str:
     if study.scores:
         parts.append(quality.table(study.scores).markdown())
     if study.checks:
-        parts.append(quality.agreement_table(study.checks).markdown())
+        parts.append(agreement_table.agreement_table(study.checks).markdown())
     parts += ["## Methods", *map(in_markdown, (*summary.meanings(study), CRITERION))]
     return "\n\n".join(parts) + "\n"
 

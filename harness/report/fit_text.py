@@ -106,10 +106,10 @@ TOTALS_MEANINGS = {
 MOST_SHOWN = 40  # variants; a log may have thousands of requests
 
 
-def show_fits(every: Sequence[Row], notes: Sequence[str], wide: bool) -> None:
+def show_fits(rows: Sequence[Row], notes: Sequence[str], wide: bool) -> None:
     """Print the table of usable variants, robust fits that differ, warnings, unusable variants and notes; of
     many variants only the first."""
-    rows = every[:MOST_SHOWN]
+    rows, further = rows[:MOST_SHOWN], rows[MOST_SHOWN:]
     usable = [row for row in rows if row["unusable"] is None]
     if series := [row for row in usable if row["per_token"]]:
         against = "B_theory_ms" in series[0]
@@ -139,7 +139,7 @@ def show_fits(every: Sequence[Row], notes: Sequence[str], wide: bool) -> None:
             say(f"{row['variant']}: unusable: {row['unusable']}")
     for note in notes:
         say(f"note: {note}")
-    if further := every[MOST_SHOWN:]:
+    if further:
         unusable = sum(row["unusable"] is not None for row in further)
         warned = sum(bool(row["flags"]) for row in further)
         more = plural(len(further), "more variant")

@@ -42,16 +42,16 @@ class Origin(NamedTuple):
 
 def origin(study: Study) -> Origin | None:
     """Of what was measured here, else of published figures; None for a log, which has no records."""
-    records = [each.record for each in study.ran]
+    records = [record.record for record in study.ran]
     if not records:
         return None
-    shown = [each for each in records if each["kind"] != "reported"] or records
-    published = [each["source"] for each in records if each["kind"] == "reported"]
+    shown = [record for record in records if record["kind"] != "reported"] or records
+    published = [record["source"] for record in records if record["kind"] == "reported"]
     return Origin(
-        list({each["machine"]["slug"]: machine_text(each["machine"]) for each in shown}.values()),
+        list({record["machine"]["slug"]: machine_text(record["machine"]) for record in shown}.values()),
         [study.days[0], study.days[-1]],
-        list(dict.fromkeys(version for each in shown if (version := version_text(each)))),
-        list(dict.fromkeys(f"{each['title']}, {each['url']}" for each in published)),
+        list(dict.fromkeys(version for record in shown if (version := version_text(record)))),
+        list(dict.fromkeys(f"{record['title']}, {record['url']}" for record in published)),
         study.n_records,
     )
 
@@ -71,12 +71,12 @@ def joined(origins: Sequence[Origin]) -> Origin | None:
 
 def version_text(record: Record) -> str | None:
     """`harness 0.1.0 (commit 360d2223f1+)`; +: of a work tree with changes. Null for published figures."""
-    of = record.get("harness")
-    if not of:
+    harness = record.get("harness")
+    if not harness:
         return None
-    commit = of["git_commit"]
+    commit = harness["git_commit"]
     built = f" (commit {commit[:10]}{'+' * commit.endswith('+')})" if commit else ""
-    return f"harness {of['version']}{built}"
+    return f"harness {harness['version']}{built}"
 
 
 def versions_text(record: Record) -> str:
@@ -85,19 +85,19 @@ def versions_text(record: Record) -> str:
     return ", ".join(f"{name} {version}" for name, version in versions.items())
 
 
-def citations(title: str, found: Origin | None) -> list[str]:
+def citations(title: str, origin: Origin | None) -> list[str]:
     """How to cite the page of this title: in plain text and as BibTeX, a line each; none for a log."""
-    if found is None:
+    if origin is None:
         return []
-    if found.versions:
-        by = f"{list_named(found.versions, NAMED)} on {found.hardware}"
+    if origin.versions:
+        by = f"{list_named(origin.versions, NAMED)} on {origin.hardware}"
     else:
-        by = "; ".join([found.hardware, *found.sources])
-    note = f"{by}, {found.dates}, {plural(found.records, 'record')}"
+        by = "; ".join([origin.hardware, *origin.sources])
+    note = f"{by}, {origin.dates}, {plural(origin.records, 'record')}"
     whole = f"{title}: LLM inference at batch 1"
-    keys = {"title": whole, "year": found.dates[-10:-6], "note": note}
+    keys = {"title": whole, "year": origin.dates[-10:-6], "note": note}
     fields = ", ".join(f"{key} = {{{_bibtex(value)}}}" for key, value in keys.items())
-    key = re.sub(r"[^A-Za-z0-9]+", "-", f"harness {title} {found.dates[-10:]}")
+    key = re.sub(r"[^A-Za-z0-9]+", "-", f"harness {title} {origin.dates[-10:]}")
     return [f"{whole}. {note}.", f"@misc{{{key}, {fields}}}"]
 
 

@@ -7,10 +7,13 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from harness.analysis.columns import Cell, Counted, FlagRow, Result, Search
-from harness.dataset.study import Study, failure, key, matched, ok
-from harness.dataset.table import trained_mark
-from harness.report import parts, tables
-from harness.report.parts import Chapter, column, figure_at, scatter
+from harness.dataset.matching import key, matched
+from harness.dataset.search_rows import trained_mark
+from harness.dataset.study import Study, failure, ok
+from harness.report import chapters, figure_texts, tables
+from harness.report.chapters import Chapter, column
+from harness.report.figure_texts import NOT_HELD, PAST_TRAINING, number, past_training
+from harness.report.parts import figure_at, scatter
 from harness.report.plots import (
     COLOURS,
     INK,
@@ -21,7 +24,7 @@ from harness.report.plots import (
     plain_figure,
     reasons,
 )
-from harness.report.tables import NOT_HELD, PAST_TRAINING, Column, number, past_training
+from harness.report.tables import Column
 from harness.report.text_table import NONE
 
 HOW = {"decode": "decoding", "allocation": "allocation"}
@@ -70,7 +73,7 @@ def context_rows(study: Study) -> list[ContextRow]:
         for row in study.cells
         if row["kind"] == "reported" and (row["max_ctx"] or row["status"] in FAILED)
     ]
-    theirs, alone = matched(study, ours, reported)
+    theirs, alone = matched(study.baseline, ours, reported)
     rows = []
     for row in ours:
         rows.append(row)
@@ -121,7 +124,7 @@ def _row(
     search: Search | None = None,
     growth: Cell | None = None,
 ) -> ContextRow:
-    theory = tables.theory_n_ctx(sizes, memory)
+    theory = figure_texts.theory_n_ctx(sizes, memory)
     predicted = search["predicted_n_ctx"] if search else None
     return {
         **tables.counted(row, row["reasons"], growth if how == "growing" else None),
@@ -142,8 +145,8 @@ def _row(
 
 def chapter(study: Study) -> Chapter[ContextRow] | None:
     """The chapter on the longest context; None without a search, growing run or published figure."""
-    models = parts.by_model(context_rows(study))
-    return parts.chapter(study, TITLE, MEANING, {TITLE: COLUMNS}, models, list, _figures, notes)
+    models = chapters.by_model(context_rows(study))
+    return chapters.chapter(study, TITLE, MEANING, {TITLE: COLUMNS}, models, list, _figures, notes)
 
 
 def notes(named: Named) -> list[str]:
@@ -242,8 +245,8 @@ def _figures(model: str, named: Named, _: object) -> Iterator[Chart]:
             data.append(scatter(name, lengths, y, mark, hover, v, marker=look, showlegend=False))
     if not data:
         return
-    known = [length for trace in data for length in trace["x"] if length]
-    low, high = min(known) * 0.8, max(known) * 1.25
+    drawn_lengths = [length for trace in data for length in trace["x"] if length]
+    low, high = min(drawn_lengths) * 0.8, max(drawn_lengths) * 1.25
     why = {plain_figure(name): failure(row) for name, row in named if not row["n_ctx"] and failure(row)}
     yield Chart(
         "longest-context",

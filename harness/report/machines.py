@@ -11,19 +11,12 @@ from harness.analysis.columns import Cell, Search, ShownCell
 from harness.analysis.figures import shown_in
 from harness.base.text import list_named
 from harness.dataset.study import Study, by_size, ok, timed
-from harness.report import answers, head, page, parts, quality, summary, tables
-from harness.report.plots import (
-    Chart,
-    Mark,
-    bits,
-    named_layout,
-    names_height,
-    plain_figure,
-    stack_colours,
-)
-from harness.report.quality import ModelTable
-from harness.report.tables import number
+from harness.report import answers, head, model_tables, page, parts, ranked_groups, summary, tables
+from harness.report.figure_texts import number
+from harness.report.model_tables import ModelTable
+from harness.report.plots import Chart, Mark, named_layout, names_height, plain_figure
 from harness.report.text_table import in_markdown
+from harness.report.variant_looks import bits, stack_colours
 
 RowT = TypeVar("RowT", Cell, Search)
 CEILING = (
@@ -81,13 +74,13 @@ def study(title: str, found: Rows) -> Study:
 
 def _named(rows: Sequence[RowT]) -> list[RowT]:
     """Model, machine, stack and variant; and when it began, where two are of the same machine."""
-    found = [row.copy() for row in rows]
-    for row in found:
+    named = [row.copy() for row in rows]
+    for row in named:
         row["name"] = f"{row['model']} {_machine(row)} {row['name'].removeprefix(row['model']).lstrip()}"
-    names = Counter(row["name"] for row in found)
-    for row in found:
+    names = Counter(row["name"] for row in named)
+    for row in named:
         row["name"] += f" ({row['started_utc'][:16]})" * (names[row["name"]] > 1)
-    return found
+    return named
 
 
 def _machine(row: Cell | Search) -> str:
@@ -104,17 +97,17 @@ def shares(cells: Sequence[Cell]) -> Chart | None:
     hues = stack_colours({row["stack"] for row in reached})
     data = []
     for v, (stack, colour) in enumerate(hues.items()):
-        own = [row for row in reached if row["stack"] == stack]
-        speeds = [f"{row['variant']}, {number(row['tokens_per_s'], '{:,.1f}')} tok/s" for row in own]
+        of_stack = [row for row in reached if row["stack"] == stack]
+        speeds = [f"{row['variant']}, {number(row['tokens_per_s'], '{:,.1f}')} tok/s" for row in of_stack]
         data.append(
             parts.scatter(
                 stack,
-                [round(row["bandwidth_share"] or 0.0, 3) for row in own],
-                [plain_figure(_machine(row)) for row in own],
+                [round(row["bandwidth_share"] or 0.0, 3) for row in of_stack],
+                [plain_figure(_machine(row)) for row in of_stack],
                 Mark(colour, "circle"),
                 f"{plain_figure(stack)} %{{text}}: %{{x:.1~%}}<extra>%{{y}}</extra>",
                 v,
-                marker={"symbol": [bits(row)[1] for row in own], "opacity": 0.75},
+                marker={"symbol": [bits(row)[1] for row in of_stack], "opacity": 0.75},
                 text=list(map(plain_figure, speeds)),
             )
         )
@@ -131,21 +124,18 @@ def shares(cells: Sequence[Cell]) -> Chart | None:
     )
 
 
-# The page, and its tables as Markdown.
-
-
 def views(study: Study) -> list[page.View]:
     """A view of each model, the one on most machines first."""
     machines: dict[str, set[str]] = {}
     for row in (*study.cells, *study.searches):
         machines.setdefault(row["model"], set()).add(row["machine"])
     models = sorted(machines, key=lambda model: (-len(machines[model]), by_size(model)))
-    return [_view(f"m{place}", study, model) for place, model in enumerate(models)]
+    return [_view(f"m{number}", study, model) for number, model in enumerate(models)]
 
 
 def _view(anchor: str, study: Study, model: str) -> page.View:
     part = study.of_model(model)
-    group = answers.group(model, model, part.rows, part.searches)
+    group = ranked_groups.group(model, model, part.rows, part.searches)
     fastest: dict[tuple[str, str, str | None], tuple[str, ShownCell]] = {}
     for label, row in group.every:
         fastest.setdefault((_machine(row), row["stack"], row["device"]), (label, row))
@@ -165,30 +155,30 @@ def _view(anchor: str, study: Study, model: str) -> page.View:
     )
 
 
-def _table(title: str, named: answers.Named, figures: Sequence[Chart]) -> ModelTable:
+def _table(title: str, named: ranked_groups.Named, figures: Sequence[Chart]) -> ModelTable:
     names, rows = zip(*named, strict=True)
     columns = [
         tables.RATE if figure.name == "tokens_per_s" else tables.column_of(figure)
         for figure in shown_in("machines")
     ]
     used = tables.used_columns(columns, rows)
-    more = [place >= quality.MOST for place in range(2 + len(used))]
-    badges = [quality.badges_of(row) for row in rows]
+    more = [column >= model_tables.MOST for column in range(2 + len(used))]
+    badges = [model_tables.badges_of(row) for row in rows]
     return ModelTable(tables.of_columns(title, used, rows, names), used, rows, more, (), badges, figures)
 
 
-def html(study: Study, found: Rows, shown: Sequence[page.View]) -> str:
+def html(study: Study, rows: Rows, shown: Sequence[page.View]) -> str:
     """The whole page as text."""
-    return page.of_views(study, shown, found.origin, [FASTEST, CEILING, MORE])
+    return page.of_views(study, shown, rows.origin, [FASTEST, CEILING, MORE])
 
 
-def markdown(study: Study, found: Rows, shown: Sequence[page.View]) -> str:
+def markdown(study: Study, rows: Rows, shown: Sequence[page.View]) -> str:
     """The lines of each model's machines."""
-    origin = [found.origin.line] if found.origin else []
+    origin = [rows.origin.line] if rows.origin else []
     texts = [f"# {in_markdown(study.title)}", *origin, FASTEST, CEILING]
-    for place, view in enumerate(shown):  # the meanings of the columns once
+    for number_of_view, view in enumerate(shown):  # the meanings of the columns once
         texts += [f"## {in_markdown(view.model)}", view.counts]
         if view.tables:
             machines = replace(view.tables[0].table, title="")
-            texts.append((replace(machines, meanings=()) if place else machines).markdown())
+            texts.append((replace(machines, meanings=()) if number_of_view else machines).markdown())
     return "\n\n".join(texts) + "\n"

@@ -9,9 +9,12 @@ from functools import partial
 from harness.analysis.columns import Cell, Counted
 from harness.analysis.memory import Attribution, Moment
 from harness.base.lookup import value_at
-from harness.dataset.study import Study, matched
-from harness.report import parts, tables
-from harness.report.parts import Chapter, bars, column, figure_at
+from harness.dataset.matching import matched
+from harness.dataset.study import Study
+from harness.report import chapters, tables
+from harness.report.chapters import Chapter, column
+from harness.report.figure_texts import number
+from harness.report.parts import bars, figure_at
 from harness.report.plots import (
     COLOURS,
     FAINT,
@@ -22,7 +25,7 @@ from harness.report.plots import (
     names_height,
     plain_figure,
 )
-from harness.report.tables import Column, number
+from harness.report.tables import Column
 
 TITLE = "Where the memory goes"
 MEANING = (
@@ -85,26 +88,28 @@ MOMENTS = {"Once loaded": "loaded", "At its peak": "peak"}
 
 def chapter(study: Study) -> Chapter[MemoryRow] | None:
     """The chapter on memory; None if no variant's memory is known."""
-    return parts.chapter(study, TITLE, MEANING, TABLES, parts.by_model(rows(study)), list, _figures, notes)
+    return chapters.chapter(
+        study, TITLE, MEANING, TABLES, chapters.by_model(rows(study)), list, _figures, notes
+    )
 
 
 def rows(study: Study) -> list[MemoryRow]:
     """One row per cell whose memory is attributed, and one per published figure."""
-    known = [row for row in study.attributions if row["loaded"] or row["peak"] or row["file_bytes"]]
-    ours = [row for row in known if row["kind"] != "reported"]
+    attributed = [row for row in study.attributions if row["loaded"] or row["peak"] or row["file_bytes"]]
+    ours = [row for row in attributed if row["kind"] != "reported"]
     reported = [
         row
         for row in study.cells
         if row["kind"] == "reported" and any(figure_at(row, size) for size in SIZES)
     ]
-    theirs, alone = matched(study, ours, reported)
-    found = []
+    theirs, alone = matched(study.baseline, ours, reported)
+    shown = []
     for row in ours:
-        found.append(_measured(row))
+        shown.append(_measured(row))
         if row["name"] in theirs:
             beside = _published(theirs[row["name"]])
-            found.append({**beside, "name": f"{beside['name']} (published)"})
-    return [*found, *map(_published, alone)]
+            shown.append({**beside, "name": f"{beside['name']} (published)"})
+    return [*shown, *map(_published, alone)]
 
 
 def _measured(row: Attribution) -> MemoryRow:

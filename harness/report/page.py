@@ -11,26 +11,30 @@ from harness.base.text import list_named
 from harness.dataset.study import Study, labels, ok
 from harness.records.files import write_output
 from harness.report import (
+    agreement_table,
     answers,
     bars,
     curves,
     head,
     longest,
     memory,
+    model_tables,
     picture,
-    plots,
     prefill,
     quality,
+    ranked_groups,
     served,
     summary,
+    variant_looks,
     workloads,
 )
 from harness.report.answers import CRITERION, Answer
-from harness.report.parts import Chapter, with_data
+from harness.report.chapters import Chapter, with_data
+from harness.report.model_tables import ModelTable
 from harness.report.picture import Picture
-from harness.report.plots import Chart, marks
-from harness.report.quality import ModelTable
+from harness.report.plots import Chart
 from harness.report.templates import filled
+from harness.report.variant_looks import marks
 
 SYNTHETIC = (
     "Synthetic: random weights of the real model's exact shape; sizes are exact, latencies almost exact."
@@ -43,27 +47,22 @@ def figures_chapters(study: Study) -> dict[str, Chapter[Any]]:
         "longest": longest.chapter(study),
         "memory": memory.chapter(study),
         "prefill": prefill.chapter(study),
-        **workloads.chapters(study),
+        **workloads.of_study(study),
     }
     return {name: chapter for name, chapter in chapters.items() if chapter}
 
 
-def sections(study: Study) -> dict[str, tuple[str, list[Chart]]]:
-    """Id of a section -> its title and its figures, of decodes."""
-    looks = marks(study)
-    found = {}
-    across = bars.share(study, looks)
-    if across:
-        found["across"] = ("All models", [across])
-    for number, (model, rows) in enumerate(study.decodes.items()):
-        named = list(zip(labels(rows, model), rows, strict=True))
-        charts = (
+def of_decodes(study: Study, model: str) -> list[Chart]:
+    """The figures of a model's decodes."""
+    rows, looks = study.decodes.get(model, []), marks(study)
+    named = list(zip(labels(rows, model), rows, strict=True))
+    return with_data(
+        [
             curves.latency_curves(model, named, study.series, looks),
             *bars.of_model(model, named, looks),
             curves.memory_curves(model, named, study.memory, looks),
-        )
-        found[f"m{number}"] = (model, with_data(charts))
-    return found
+        ]
+    )
 
 
 @dataclass(frozen=True)
@@ -80,7 +79,7 @@ class Panel:
 
 @dataclass(frozen=True)
 class View:
-    """All of one model. `none_ok`: why no cell is ok, and the next step; null: one is. `chapters`: id ->
+    """All of one model. `none_ok`: why no cell is ok, and the next step; None: one is. `chapters`: id ->
     chapter, of all models. `failures`: reason -> cells; `flagged`: the code of a warning -> cells with its
     detail."""
 
@@ -96,52 +95,50 @@ class View:
     flagged: Sequence[tuple[str, Sequence[tuple[str, str]]]]
 
 
-def views(study: Study, drawn: Mapping[str, tuple[str, list[Chart]]]) -> list[View]:
-    """A view of each model, in order; models with only searches and memory come last. `drawn`: the sections
-    of decodes."""
-    chapters, figures = figures_chapters(study), dict(drawn.values())
-    looks, groups = marks(study), answers.groups(study)
+def views(study: Study) -> list[View]:
+    """A view of each model, in order; models with only searches and memory come last."""
+    chapters, looks, groups = figures_chapters(study), marks(study), ranked_groups.groups(study)
     of_chapters = [model for chapter in chapters.values() for model in chapter.rows]
-    found = []
+    shown = []
     for number, model in enumerate(dict.fromkeys((*study.models, *(g.model for g in groups), *of_chapters))):
-        own = [group for group in groups if group.model == model]
+        ranked = [group for group in groups if group.model == model]
         part = study.of_model(model)
-        found.append(
+        shown.append(
             View(
                 f"m{number}",
                 model,
                 summary.counts(part),
-                None if any(group.provisional for group in own) else summary.none_ok(part),
+                None if any(group.provisional for group in ranked) else summary.none_ok(part),
                 [
                     Panel(
-                        group.title if len(own) > 1 else "",
+                        group.title if len(ranked) > 1 else "",
                         answers.answers(group),
                         picture.pictures(group, looks),
                         summary.provisional_because(part) if group.provisional else "",
                         served.added(group.named, study.behind),
                         served.answers(group, study.behind),
                     )
-                    for group in own
+                    for group in ranked
                     if group.named or group.searched or group.several
                 ],
-                figures.get(model, []),
-                quality.tables_of_model(model, study.decodes.get(model, []), study.series),
+                of_decodes(study, model),
+                model_tables.tables_of_model(model, study.decodes.get(model, []), study.series),
                 {name: chapter for name, chapter in chapters.items() if model in chapter.rows},
                 summary.failures(part),
                 summary.flagged(part),
             )
         )
-    return found
+    return shown
 
 
-def first_view(found: Sequence[View], study: Study) -> str:
+def first_view(shown: Sequence[View], study: Study) -> str:
     """The anchor of the view that opens: of the model with the most series, then with the most ok cells."""
 
     def count(view: View) -> tuple[int, int]:
         rows = study.models.get(view.model, [])
         return sum(row["name"] in study.series for row in rows), sum(map(ok, rows))
 
-    return max(found, key=count).anchor if found else ""
+    return max(shown, key=count).anchor if shown else ""
 
 
 def write(path: Path, study: Study) -> None:
@@ -151,22 +148,21 @@ def write(path: Path, study: Study) -> None:
 
 def page(study: Study, version: str = "") -> str:
     """The page of a study as text. `version`: as in filled()."""
-    drawn = sections(study)
-    origin = head.origin(study)
-    across = drawn.get("across", ("", []))[1]
-    return of_views(study, views(study, drawn), origin, summary.meanings(study), across, version)
+    across = bars.share(study, marks(study))
+    origin, meanings = head.origin(study), summary.meanings(study)
+    return of_views(study, views(study), origin, meanings, [across] if across else [], version)
 
 
 def of_views(
     study: Study,
-    found: Sequence[View],
+    shown: Sequence[View],
     origin: head.Origin | None,
     meanings: Sequence[str],
     across: Sequence[Chart] = (),
     version: str = "",
 ) -> str:
     """The page of these views of a study. `across`: figures of all models. `version`: as in filled()."""
-    hues, shapes = plots.style_key(study)
+    hues, shapes = variant_looks.style_key(study)
     return filled(
         "study.html",
         version=version,
@@ -174,14 +170,14 @@ def of_views(
         study=study,
         origin=origin,
         citations=head.citations(study.title, origin),
-        views=found,
-        opens=first_view(found, study),
+        views=shown,
+        opens=first_view(shown, study),
         across=across,
         goals=list(
-            dict.fromkeys(answer.goal for view in found for panel in view.panels for answer in panel.answers)
+            dict.fromkeys(answer.goal for view in shown for panel in view.panels for answer in panel.answers)
         ),
         hues=hues,
-        hues_of="Variant" if plots.is_of_one_stack(study) else "Stack",
+        hues_of="Variant" if variant_looks.is_of_one_stack(study) else "Stack",
         shapes=shapes,
         sources=summary.sources(study.rows),
         source_notes=summary.source_notes(study.rows),
@@ -195,9 +191,9 @@ def of_views(
         quality=quality.table(study.scores),
         quality_meaning=quality.MEANING,
         quality_notes=quality.notes(study.scores),
-        agreement=quality.agreement_table(study.checks),
-        agreement_meaning=quality.AGREEMENT_MEANING,
-        agreement_notes=quality.agreement_notes(study.checks),
+        agreement=agreement_table.agreement_table(study.checks),
+        agreement_meaning=agreement_table.AGREEMENT_MEANING,
+        agreement_notes=agreement_table.agreement_notes(study.checks),
         meanings=meanings,
         methods=list(_methods(study)),
     )

@@ -13,11 +13,13 @@ from harness.analysis.columns import Cell
 from harness.analysis.figures import shown_in
 from harness.base import text as base_text
 from harness.dataset.study import bounds
-from harness.report import answers
-from harness.report.answers import STANDARD_ERRORS, Group
-from harness.report.plots import Mark, bits
+from harness.report import measures
+from harness.report.measures import STANDARD_ERRORS
+from harness.report.plots import Mark
+from harness.report.ranked_groups import Group
 from harness.report.tables import text_of
 from harness.report.text_table import NONE
+from harness.report.variant_looks import bits
 
 LEAST_SPAN = 0.2  # of an axis, of its highest value: so differences of no matter look like none
 PAD = 0.07  # of an axis, beyond its outermost points
@@ -44,17 +46,17 @@ class Measure:
         return self._scaled(value), self._scaled(low), self._scaled(high)
 
     def _scaled(self, value: float | None) -> float | None:
-        return math.log10(max(value, answers.LEAST_KLD)) if self.is_log and value is not None else value
+        return math.log10(max(value, measures.LEAST_KLD)) if self.is_log and value is not None else value
 
     def ends(self, values: Sequence[Value]) -> Ends:
         """The ends of the axis for these figures."""
         most = max(value or 0.0 for value, *_ in values)
-        every = [end for value in values for end in value if end is not None]
+        ends = [end for value in values for end in value if end is not None]
         if self.is_log:
-            low, high = float(math.floor(min(every))), float(math.ceil(max(every)))
+            low, high = float(math.floor(min(ends))), float(math.ceil(max(ends)))
         else:  # a very wide interval does not flatten the rest
-            every = [end for end in every if end <= most * 1.5]
-            low, high = min(every), max(every)
+            ends = [end for end in ends if end <= most * 1.5]
+            low, high = min(ends), max(ends)
         if (lacking := (abs(high) * LEAST_SPAN or 1.0) - (high - low)) > 0:
             low, high = low - lacking / 2, high + lacking / 2
         if self.from_zero and low < high * 0.6:
@@ -69,10 +71,10 @@ class Measure:
         power = 10.0 ** math.floor(math.log10(rough))
         step = next(power * factor for factor in (1, 2, 2.5, 5, 10) if power * factor >= rough)
         step = 1 if self.is_log else step
-        at = [round(n * step, 10) for n in range(math.ceil(low / step), math.floor(high / step) + 1)]
+        places = [round(n * step, 10) for n in range(math.ceil(low / step), math.floor(high / step) + 1)]
         if self.is_log:
-            return [(decade, f"{10**decade:g}" if decade > -4 else f"1e{decade:.0f}") for decade in at]
-        return [(value, f"{value:,.10g}") for value in at]
+            return [(decade, f"{10**decade:g}" if decade > -4 else f"1e{decade:.0f}") for decade in places]
+        return [(value, f"{value:,.10g}") for value in places]
 
 
 @dataclass(frozen=True)
@@ -109,8 +111,8 @@ class Picture:
 def pictures(group: Group, marks: Mapping[str, Mark]) -> list[Picture]:
     """Speed against size; where quality is known, quality against size, and speed against quality: by KL
     divergence, else by perplexity; and where energy was measured, speed against energy."""
-    by_B = answers.speed_is_B(group.named)
-    size = answers.size_measure(group.named)
+    by_B = measures.speed_is_B(group.named)
+    size = measures.size_measure(group.named)
     sizes = [value for _, row in group.named if (value := size.of(row))]
     unit, per = ("GB", 1e9) if max(sizes, default=0.0) >= base_text.GB_FROM else ("MB", 1e6)
 
@@ -119,9 +121,9 @@ def pictures(group: Group, marks: Mapping[str, Mark]) -> list[Picture]:
         return (value / per if value is not None else None), None, None
 
     x = Measure(f"{unit}, {size.name}", size_of)
-    speed = Measure(f"tok/s{' at zero context' * by_B}", lambda row: answers.rate(row, by_B), False, True)
+    speed = Measure(f"tok/s{' at zero context' * by_B}", lambda row: measures.rate(row, by_B), False, True)
     quality = Measure("perplexity, lower is better", _perplexity)
-    if answers.quality_is_kld(group.named):
+    if measures.quality_is_kld(group.named):
         quality = Measure("KLD, nats per token, lower is better", _divergence, is_log=True)
     counters = dict.fromkeys(
         str(row["energy_source"]).split(":")[0] for _, row in group.named if row["energy_source"]
@@ -207,19 +209,19 @@ def _picture(
 
 def pareto(points: Sequence[Ends]) -> set[int]:
     """Indices of the points that no other point dominates; lower is better."""
-    found: set[int] = set()
+    front: set[int] = set()
     best = float("inf")
     last: Ends | None = None
     for i in sorted(range(len(points)), key=lambda i: points[i]):
         if points[i][1] < best or points[i] == last:
-            found.add(i)
+            front.add(i)
             best, last = points[i][1], points[i]
-    return found
+    return front
 
 
-def _lines(label: str, row: Cell, by_B: bool, size: answers.SizeMeasure) -> list[str]:
+def _lines(label: str, row: Cell, by_B: bool, size: measures.SizeMeasure) -> list[str]:
     """A row as the tooltip shows it: its name, then the figures that it has."""
-    value, low, high = answers.rate(row, by_B)
+    value, low, high = measures.rate(row, by_B)
     speed = "" if value is None else f"{value:,.1f} tok/s{' at zero context' * by_B}"
     if value is not None and low is not None and high is not None:
         speed += f" (95% CI {low:,.1f} to {high:,.1f})"

@@ -1,34 +1,30 @@
-"""Figures of curves, and how variants are drawn."""
+"""What all figures share: colours, symbols, layout, and series thinned and packed for a page.
+
+Figures are plain dicts for plotly.js in the colours of the day; assets/page.js swaps in those of the night
+and draws each figure when it scrolls into view.
+"""
 
 from __future__ import annotations
 
-import re
 from base64 import b64encode
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from html import escape
 from typing import Any
-from zlib import crc32
 
 import numpy as np
 
-from harness.analysis.columns import Cell, ShownCell
+from harness.analysis.columns import ShownCell
 from harness.base import data as base_data
-from harness.dataset.study import Floats, Study, labels, timed
-
-# Shared by all figures: colours, symbols, layout, and series thinned and packed for a page.
-#
-# Figures are plain dicts for plotly.js in the colours of the day; assets/page.js swaps in those of the night
-# and draws each figure when it scrolls into view.
-
+from harness.dataset.study import Floats
 
 Plotly = dict[str, Any]
 """A trace, a layout, an axis or a whole figure, as plotly.js reads it."""
 Named = Sequence[tuple[str, ShownCell]]  # label and row, in the order of a legend
 
 _TABLE = base_data.parsed(base_data.text("stack_colours.toml"))
-_OF_STACK = {stack: day for stack, (day, _) in _TABLE["stacks"].items()}
-_OTHERS = [day for day, _ in _TABLE["others"].values()]
+COLOUR_OF_STACK = {stack: day for stack, (day, _) in _TABLE["stacks"].items()}
+OTHER_COLOURS = [day for day, _ in _TABLE["others"].values()]
 HUES: dict[str, str] = dict([*_TABLE["stacks"].values(), *_TABLE["others"].values()])  # by day -> by night
 COLOURS = tuple(HUES)
 INK, PAPER, GRID, FAINT = "#1a1a1a", "#ffffff", "#dddddd", "#666666"
@@ -156,7 +152,7 @@ def names_height(names: Sequence[object]) -> int:
     return 80 + 24 * len(names)
 
 
-def reasons(why: Mapping[str, str], at: float) -> list[Plotly]:
+def reasons(why: Mapping[str, str], x: float) -> list[Plotly]:
     """Why names have no figure, faint and up to the first colon. `why`: by name, as on the axis."""
     if not why:
         return []
@@ -164,7 +160,7 @@ def reasons(why: Mapping[str, str], at: float) -> list[Plotly]:
         {
             "type": "scatter",
             "mode": "text",
-            "x": [at] * len(why),
+            "x": [x] * len(why),
             "y": list(why),
             "text": [f" {plain_figure(text.split(':')[0])}" for text in why.values()],
             "textposition": "middle right",
@@ -174,10 +170,10 @@ def reasons(why: Mapping[str, str], at: float) -> list[Plotly]:
     ]
 
 
-def upright_figure(at: float | str, dash: str) -> Plotly:
+def upright_figure(x: float | str, dash: str) -> Plotly:
     """A line across the whole height of a figure, for its layout's `shapes`."""
     line = {"color": FAINT, "width": 1, "dash": dash}
-    return {"type": "line", "x0": at, "x1": at, "yref": "paper", "y0": 0, "y1": 1, "line": line}
+    return {"type": "line", "x0": x, "x1": x, "yref": "paper", "y0": 0, "y1": 1, "line": line}
 
 
 def plain_figure(text: str) -> str:
@@ -194,8 +190,8 @@ def thinned(x: Floats, y: Floats, points: int = POINTS) -> tuple[Floats, Floats]
     import tsdownsample
 
     downsampler: Any = tsdownsample.MinMaxLTTBDownsampler
-    kept = downsampler().downsample(x, y, n_out=points).astype(np.int64)
-    return x[kept], y[kept]
+    indices = downsampler().downsample(x, y, n_out=points).astype(np.int64)
+    return x[indices], y[indices]
 
 
 def packed(values: Floats) -> dict[str, str]:
@@ -216,87 +212,3 @@ def extent(values: Floats | Sequence[float]) -> dict[str, float]:
         "top": round(float(np.quantile(y, USUAL)) * 1.1, 4),
         "peak": round(float(y.max()), 4),
     }
-
-
-# How a variant looks in every figure: its stack is the colour, the bits of its weights are the shape.
-
-
-# Word, fewest bits, symbol.
-BITS = (
-    ("16", 12.0, "circle"),
-    ("8", 7.0, "square"),
-    ("6 to 5", 5.0, "diamond"),
-    ("4", 4.0, "triangle-up"),
-    ("under 4", 0.0, "triangle-down"),
-)
-UNKNOWN = ("unknown", "x")
-_NAMED = re.compile(r"(?:i?q|int|nf|fp|bf|f|w)(\d+)")  # how a variant's name begins: q4_k_m, nf4, bf16
-
-
-def marks(study: Study) -> dict[str, Mark]:
-    """A mark for each cell's name; the same variant of two models, or in another workload, looks the same.
-
-    In a study of one stack the colours tell its variants apart."""
-    hues = hues_of(study)
-    found = {}
-    for model, rows in study.models.items():
-        for row, label in zip(rows, labels(rows, model), strict=True):
-            colour = hues[_hued(study, row, label)]
-            found[row["name"]] = Mark(colour, bits(row)[1], row["stack"])
-    return found
-
-
-def hues_of(study: Study) -> dict[str, str]:
-    """Stack, or variant where there is one stack -> colour; variants reuse hues."""
-    every = [
-        _hued(study, row, label)
-        for model, rows in study.models.items()
-        for row, label in zip(rows, labels(rows, model), strict=True)
-    ]
-    known = list(dict.fromkeys(every))
-    if not is_of_one_stack(study):
-        of = stack_colours(known)
-        return {name: of[name] for name in known}
-    return {name: COLOURS[place % len(COLOURS)] for place, name in enumerate(known)}
-
-
-def stack_colours(stacks: Iterable[str]) -> dict[str, str]:
-    """The colour of each stack, the same on every page. One that the table does not name has one of the
-    others by its name, or the next if another stack of the page has that, then that of a stack that is not
-    on the page; grey if none is left."""
-    found: dict[str, str] = {}
-    here = sorted(stacks)
-    spare = [day for stack, day in _OF_STACK.items() if stack not in here]
-    for stack in here:
-        first = crc32(stack.encode()) % len(_OTHERS)
-        free = [each for each in (*_OTHERS[first:], *_OTHERS[:first], *spare) if each not in found.values()]
-        found[stack] = _OF_STACK.get(stack) or (free[0] if free else FAINT)
-    return found
-
-
-def bits(row: Cell) -> tuple[str, str]:
-    """Class of the bits of a row's weights, and its symbol: by the type's name, else by bits per weight."""
-    named = _NAMED.match(row["variant"])
-    value = row["nominal_bits"] or (float(named[1]) if named else row["bpw"])
-    if value is None:
-        return UNKNOWN
-    return next((word, symbol) for word, least, symbol in BITS if value >= least)
-
-
-def style_key(study: Study) -> tuple[list[tuple[str, str]], list[tuple[str, str]]]:
-    """The key of the figures: names with their colours, and classes of bits with the symbols in use."""
-    used = {mark.symbol for mark in marks(study).values()}
-    classes = [*((word, symbol) for word, _, symbol in BITS), UNKNOWN]
-    hues = hues_of(study)
-    shown = list(hues.items()) if len(hues) <= len(COLOURS) or not is_of_one_stack(study) else []
-    return shown, [(word, symbol) for word, symbol in classes if symbol in used and symbol in SHAPES]
-
-
-def is_of_one_stack(study: Study) -> bool:
-    """Whether colours are those of variants."""
-    return len({row["stack"] for row in study.cells}) <= 1
-
-
-def _hued(study: Study, row: Cell, label: str) -> str:
-    """The stack or variant that a row's colour identifies."""
-    return label.replace(f" {timed(row)}", "") if is_of_one_stack(study) else row["stack"]

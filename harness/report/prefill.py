@@ -11,10 +11,12 @@ import numpy as np
 from harness.analysis.columns import Cell, PrefillDepth, PrefillRow
 from harness.analysis.prefill import TARGETS
 from harness.dataset.study import Curve, Floats, Study, bounds
-from harness.report import parts
-from harness.report.parts import Chapter, column, line, lines, scatter
+from harness.report import chapters, parts
+from harness.report.chapters import Chapter, column
+from harness.report.figure_texts import interval, number
+from harness.report.parts import line, lines, scatter
 from harness.report.plots import Chart, Mark, Named, Plotly, figure_layout, legend, packed
-from harness.report.tables import Column, interval, number
+from harness.report.tables import Column
 from harness.report.text_table import NONE
 
 TITLE = "Prefill"
@@ -50,12 +52,12 @@ class SweepRow(Cell):
 
 def chapter(study: Study) -> Chapter[SweepRow] | None:
     """The chapter on prefill; None without a series of passes."""
-    return parts.chapter(
+    return chapters.chapter(
         study,
         TITLE,
         MEANING,
         {TITLE: COLUMNS},
-        parts.cells_where(study, lambda row: row["name"] in study.prefill),
+        chapters.cells_where(study, lambda row: row["name"] in study.prefill),
         lambda rows: shown([row for row in rows if row["prefill"]]),
         partial(_figures, curves=study.prefill),
         lambda named: _notes([(label, sweep) for label, row in named if (sweep := row["prefill"])]),
@@ -127,7 +129,7 @@ def _ridge(passes: PrefillDepth) -> str:
 
 def _first_token(row: SweepRow, n: int) -> str:
     """`71.2`, with a mark where it is extrapolated."""
-    ttft = {each["n"]: each for each in row["whole"]["ttft"]}.get(n) if row["whole"] else None
+    ttft = {time["n"]: time for time in row["whole"]["ttft"]}.get(n) if row["whole"] else None
     if ttft is None or ttft["ms"] is None:
         return NONE
     return f"{ttft['ms']:,.1f}" + EXTRAPOLATED * (ttft["how"] == "extrapolated")
@@ -186,9 +188,6 @@ COLUMNS: tuple[Column[SweepRow], ...] = (
         "bytes read per second by the shortest pass, over the bandwidth of the data sheet",
     ),
 )
-
-
-# Its two figures.
 
 
 @dataclass(frozen=True)

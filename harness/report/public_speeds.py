@@ -73,12 +73,12 @@ def json(rows: Sequence[PublicSpeed]) -> str:
 def _fields(row: PublicSpeed) -> dict[str, object]:
     """The columns of the data, with what follows from them."""
     device = row.device
-    own: dict[str, object] = {
+    fields: dict[str, object] = {
         "model": row.name,
         "machine": device.name,
         "memory_gib": device.memory.value / 2**30 or None,
         "bandwidth_gb_per_s": device.data_sheet_bytes_per_s / 1e9,
     }
-    columns = {name: own[name] if name in own else getattr(row, name) for name in COLUMNS}
+    columns = {name: fields[name] if name in fields else getattr(row, name) for name in COLUMNS}
     computed = ("maker", "ceiling_tok_s", "share", "prompt_ceiling_tok_s", "prompt_share")
     return columns | {name: getattr(row, name) for name in computed}

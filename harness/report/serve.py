@@ -61,10 +61,10 @@ def _lines(path: Path) -> Iterator[str]:
                 yield from _lines(Path(folder) / "record.json")
         return
     try:
-        found = path.stat()
+        status = path.stat()
     except OSError:  # gone since
         return
-    yield f"{path} {found.st_size} {found.st_mtime_ns}"
+    yield f"{path} {status.st_size} {status.st_mtime_ns}"
 
 
 def server(pages: Pages, port: int) -> ThreadingHTTPServer:

@@ -9,7 +9,7 @@ from harness.analysis.columns import Cell, ServerRow, ShownCell
 from harness.dataset.study import bounds, finite, ok
 from harness.records import Record, Stored
 from harness.records.kinds import served_elsewhere
-from harness.report.answers import Group, Named
+from harness.report.ranked_groups import Group, Named
 
 FASTER = 1.05  # than this machine allows: more than its bandwidth varies
 
@@ -17,7 +17,7 @@ FASTER = 1.05  # than this machine allows: more than its bandwidth varies
 def answers(group: Group, behind: Callable[[Cell], Stored | None]) -> list[str]:
     """A sentence for each served decode: its speed, what this machine allows for the model, and why it may be
     slow, or why it has no speed. `behind`: the record of a row."""
-    found = []
+    sentences = []
     named = [row["name"] for _, row in group.named]
     for label, row in group.every:
         has_failed = bool(row["reasons"]) and not ok(row)
@@ -27,16 +27,16 @@ def answers(group: Group, behind: Callable[[Cell], Stored | None]) -> list[str]:
             continue
         which = f"{group.title} {label}" if len(group.every) > 1 else group.title
         if row["name"] in named and row["server"]:
-            found.append("provisional: " * group.provisional + _answer(which, row, row["server"]))
+            sentences.append("provisional: " * group.provisional + _answer(which, row, row["server"]))
         elif has_failed:
-            found.append(f"{which}: no speed: {row['reasons'][0]}.")
-    return found
+            sentences.append(f"{which}: no speed: {row['reasons'][0]}.")
+    return sentences
 
 
 def _answer(which: str, row: Cell, server: ServerRow) -> str:
-    known = ", ".join(filter(None, [server["quant"], server["device"]]))
+    facts = ", ".join(filter(None, [server["quant"], server["device"]]))
     rate, allows = finite(row["tokens_per_s"]), server["allows_tokens_per_s"]
-    text = f"{which} ({known}): {f'{rate:,.1f} tok/s' if rate else 'no speed was measured'}"
+    text = f"{which} ({facts}): {f'{rate:,.1f} tok/s' if rate else 'no speed was measured'}"
     if rate and allows and rate > FASTER * allows:
         text += (
             f", more than the {allows:,.1f} tok/s that this machine allows ({server['by']}): check that it"
@@ -54,12 +54,12 @@ def added(named: Named, behind: Callable[[Cell], Stored | None]) -> list[str]:
     tokens. `behind`: the record of a row."""
     if not any(row["served_by"] for _, row in named):
         return []
-    known = [(label, row, each.record) for label, row in named if (each := behind(row))]
+    with_records = [(label, row, stored.record) for label, row in named if (stored := behind(row))]
     return [
         sentence
-        for label, row, record in known
+        for label, row, record in with_records
         if row["served_by"]
-        for other, unserved, in_process in known
+        for other, unserved, in_process in with_records
         if unserved["served_by"] is None and _same_work(row, unserved) and _same_options(record, in_process)
         if row["device"] == unserved["device"] or not record["machine"].get("gpus")
         if (sentence := _sentence(label, row, other, unserved, served_elsewhere(record)))
@@ -91,6 +91,6 @@ def _sentence(label: str, row: ShownCell, other: str, unserved: ShownCell, is_el
 
 
 def _ms(row: ShownCell) -> tuple[float, float] | None:
-    """Milliseconds of a token, and half of their 95% interval; null where either is unknown."""
+    """Milliseconds of a token, and half of their 95% interval; None where either is unknown."""
     rate, (low, high) = finite(row["tokens_per_s"]), bounds(row["tokens_per_s_ci95"])
     return (1e3 / rate, (1e3 / low - 1e3 / high) / 2) if rate and low and high else None

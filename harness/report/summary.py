@@ -64,7 +64,7 @@ def _outcomes(rows: Sequence[Outcome]) -> str:
 def meanings(study: Study) -> list[str]:
     """How the figures are formed. A log has one series per variant, and nothing is pooled."""
     logged = bool(study.cells) and all(row["kind"] == "logged" for row in study.cells)
-    client = OF_CLIENT if any(served_elsewhere(each.record) for each in study.ran) else ""
+    client = OF_CLIENT if any(served_elsewhere(stored.record) for stored in study.ran) else ""
     return [LINE, DRAWN if logged else f"{POOLED.format(client=client)} {DRAWN}", MBU]
 
 
@@ -75,15 +75,15 @@ def third_party(rows: Sequence[ShownCell]) -> list[str]:
 
 def sources(rows: Sequence[ShownCell]) -> list[str]:
     """Source and year of the published figures (`kind: reported`)."""
-    found = []
+    sentences = []
     others = [other for row in rows if (other := row["baseline"])]
-    for words, of in (("cells hold", rows), ("cells are compared with", others)):
-        by_source = Counter(_source(row) for row in of if row["kind"] == "reported")
-        found += [
+    for words, cells in (("cells hold", rows), ("cells are compared with", others)):
+        by_source = Counter(_source(row) for row in cells if row["kind"] == "reported")
+        sentences += [
             f"{count} of {len(rows)} {words} third-party figures, not measured here: {source}."
             for source, count in by_source.items()
         ]
-    return found
+    return sentences
 
 
 def source_notes(rows: Sequence[ShownCell]) -> list[str]:
@@ -103,24 +103,24 @@ def _source(row: Cell) -> str:
 
 def failures(study: Study) -> list[tuple[str, list[str]]]:
     """Status and reason -> the cells that failed with it."""
-    found: dict[str, list[str]] = {}
+    cells_of: dict[str, list[str]] = {}
     rows: list[Result] = [*study.cells, *study.searches]
     for row in rows:
         if not ok(row):
             reasons = "; ".join(row["reasons"])
             outcome = f"{row['status']}: {reasons}" if reasons else row["status"]
-            found.setdefault(outcome, []).append(row["name"])
-    return list(found.items())
+            cells_of.setdefault(outcome, []).append(row["name"])
+    return list(cells_of.items())
 
 
 def flagged(study: Study) -> list[tuple[str, list[tuple[str, str]]]]:
     """Code of a flag -> the cells that have it, each with the detail."""
-    found: dict[str, list[tuple[str, str]]] = {}
+    cells_of: dict[str, list[tuple[str, str]]] = {}
     rows: list[Cell | Search] = [*study.cells, *study.searches]
     for row in rows:
         for flag in row["flags"]:
-            found.setdefault(flag["code"], []).append((row["name"], flag["detail"]))
-    return list(found.items())
+            cells_of.setdefault(flag["code"], []).append((row["name"], flag["detail"]))
+    return list(cells_of.items())
 
 
 def has_synthetic_figures(rows: Sequence[Cell]) -> bool:
@@ -134,7 +134,7 @@ def provisional_because(study: Study) -> str:
 
 
 def none_ok(study: Study) -> str | None:
-    """Why no cell of a study is ok, and what to do next; null: one is."""
+    """Why no cell of a study is ok, and what to do next; None: one is."""
     rows = [*study.cells, *study.searches]
     if not rows or any(map(ok, rows)):
         return None
@@ -143,7 +143,7 @@ def none_ok(study: Study) -> str | None:
     disturbed = disturbance_summary(study.cells) if status == "invalid" and mostly else None
     if disturbed:
         return f"No cell is ok. {disturbed}."
-    reasons = [each for each in failures(study) if each[0].startswith(status)]
-    cause, _ = max(reasons, key=lambda each: len(each[1]))
+    reasons = [failure for failure in failures(study) if failure[0].startswith(status)]
+    cause, _ = max(reasons, key=lambda failure: len(failure[1]))
     step = NEXT_STEPS.get(status, OTHERWISE)
     return f"No cell is ok. {count} of {len(rows)} {text.shortened(cause, REASON)}. Next: {step}."

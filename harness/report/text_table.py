@@ -29,8 +29,8 @@ _FIGURE = re.compile(r"[-+~<>]? ?\d.*|-|oom|", re.DOTALL)
 class Table:
     """`lines`: the cells of each line, as many as `headings`, the most important columns first. A line with
     its first cell alone is a title of the next ones, and widens no column. `numeric`: which columns hold
-    figures; null: those with nothing else in them. `marked`: the colour of each line that needs attention,
-    empty for the others; null: none does. `meanings`: of the headings; shown on a page, and below a Markdown
+    figures; None: those with nothing else in them. `marked`: the colour of each line that needs attention,
+    empty for the others; None: none does. `meanings`: of the headings; shown on a page, and below a Markdown
     table. `needed`: headings of columns that are always shown, as the first is."""
 
     headings: Sequence[str]
@@ -56,8 +56,8 @@ class Table:
         table.print()
         for line in more_columns(left_out):
             note(line)
-        if found := explained([*shown.headings, *chain(*shown.lines)], meanings or {}):
-            say(found)
+        if glossary := explained([*shown.headings, *chain(*shown.lines)], meanings or {}):
+            say(glossary)
         return shown.headings
 
     def print(self) -> None:
@@ -66,9 +66,9 @@ class Table:
         body = Text()
         for line, colour in zip(lines, self.marked or [""] * len(lines), strict=True):
             body.append(line, colour)
-            if not colour and (found := _OK.search(line)):
+            if not colour and (status := _OK.search(line)):
                 body.stylize(
-                    "green", len(body) - len(line) + found.start(), len(body) - len(line) + found.end()
+                    "green", len(body) - len(line) + status.start(), len(body) - len(line) + status.end()
                 )
             body.append("\n")
         body.rstrip()
@@ -82,17 +82,17 @@ class Table:
         if not self.lines:
             return self, []
         columns = list(zip(*self.lines, strict=True))
-        kept = [at for at, cells in enumerate(columns) if not {"", NONE}.issuperset(cells)] or [0]
+        shown = [column for column, cells in enumerate(columns) if not {"", NONE}.issuperset(cells)] or [0]
         sizes, figures, left_out = self.sizes, self.figures, list[str]()
         most = sys.maxsize if wide else columns_here()
-        for at in reversed(kept[1:]):
-            if sum(sizes[each] + GAP for each in kept) - GAP <= most:
+        for column in reversed(shown[1:]):
+            if sum(sizes[other] + GAP for other in shown) - GAP <= most:
                 break
-            if self.headings[at] not in self.needed:
-                kept.remove(at)
-                left_out.insert(0, self.headings[at])
-        headings, *lines = ([row[at] for at in kept] for row in (self.headings, *self.lines))
-        numeric = [figures[at] for at in kept]
+            if self.headings[column] not in self.needed:
+                shown.remove(column)
+                left_out.insert(0, self.headings[column])
+        headings, *lines = ([row[column] for column in shown] for row in (self.headings, *self.lines))
+        numeric = [figures[column] for column in shown]
         return replace(self, headings=headings, lines=lines, numeric=numeric, meanings=()), left_out
 
     @property
@@ -114,8 +114,8 @@ class Table:
         rule = ["---:" if figures else "---" for figures in self.figures]
         headings, *lines = ([in_markdown(cell) for cell in row] for row in (self.headings, *self.lines))
         rows = ["| " + " | ".join(row) + " |" for row in (headings, rule, *lines)]
-        known = zip(self.headings, self.meanings, strict=True) if self.meanings else ()
-        glossary = "; ".join(f"**{in_markdown(name)}**: {in_markdown(meaning)}" for name, meaning in known)
+        pairs = zip(self.headings, self.meanings, strict=True) if self.meanings else ()
+        glossary = "; ".join(f"**{in_markdown(name)}**: {in_markdown(meaning)}" for name, meaning in pairs)
         below = ["", f"{glossary}."] if glossary else []
         return "\n".join([*([f"## {self.title}", ""] if self.title else []), *rows, *below])
 
@@ -154,25 +154,25 @@ Block = Table | Note
 def show(blocks: Iterable[Block], wide: bool) -> None:
     """Print the answers, the tables, and the notes that matter most: all of them if `wide`."""
     blocks = list(blocks)
-    notes = sorted((each for each in blocks if isinstance(each, Note)), key=lambda each: each.rank)
-    answers = [each for each in notes if each.rank == ANSWER]
+    notes = sorted((block for block in blocks if isinstance(block, Note)), key=lambda block: block.rank)
+    answers = [block for block in notes if block.rank == ANSWER]
     headings = {""}
     left_out: list[str] = []
     for answer in answers:
         answer.show()
-    for place, table in enumerate(each for each in blocks if isinstance(each, Table)):
-        if answers or place:
+    for number, table in enumerate(block for block in blocks if isinstance(block, Table)):
+        if answers or number:
             print()
         if table.title and not any(answer.text.startswith(f"{table.title}:") for answer in answers):
             note(table.title, None)
         shown, without = table.fitted(wide)
         shown.print()
         headings.update(shown.headings)
-        left_out += [each for each in without if each not in left_out]
-    notes = [each for each in notes[len(answers) :] if each.heading in headings]
-    most = len(notes) if wide else NOTES_SHOWN + [each.rank for each in notes].count(DISTURBED)
-    for each in notes[:most]:
-        each.show()
+        left_out += [block for block in without if block not in left_out]
+    notes = [block for block in notes[len(answers) :] if block.heading in headings]
+    most = len(notes) if wide else NOTES_SHOWN + [block.rank for block in notes].count(DISTURBED)
+    for block in notes[:most]:
+        block.show()
     rest = len(notes[most:])
     more = [f"{rest} more note{'s' * (rest > 1)}"] if rest else []
     more += [f"columns {', '.join(left_out)}"] if left_out else []
@@ -226,8 +226,8 @@ def in_markdown(text: str) -> str:
 def show_status(line: str, status: str, colour: str, stream: TextIO) -> None:
     """Print a line, with the first occurrence of its status in colour where the stream is a terminal."""
     text = Text(printable_lines(line))
-    if (at := text.plain.find(status)) >= 0:
-        text.stylize(colour, at, at + len(status))
+    if (start := text.plain.find(status)) >= 0:
+        text.stylize(colour, start, start + len(status))
     _console(stream).print(text)
     stream.flush()
 

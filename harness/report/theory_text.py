@@ -1,4 +1,4 @@
-"""`harness theory` as text."""
+"""Terminal output of `harness theory`: models, latency floors, bytes by part, chunked prefill."""
 
 from __future__ import annotations
 
@@ -11,17 +11,15 @@ from typing import TypeVar, cast
 
 from harness.base.text import plural
 from harness.report.text_table import NONE, Table, formatted, say
-from harness.theory import decoder, downloads
-from harness.theory.decoder import Decoder
+from harness.theory import downloads
 from harness.theory.machines import (
     SYSTEM,
     SYSTEM_RESERVE_BYTES,
     Figure,
-    Machine,
     memory_words,
     reserved_words,
 )
-from harness.theory.memory import IDEAL, LLAMA_CPP, LLAMA_CPP_FLASH, OF_MIXTURES, TRANSFORMERS, Choice, Fit
+from harness.theory.memory import IDEAL, LLAMA_CPP, LLAMA_CPP_FLASH, OF_MIXTURES, TRANSFORMERS, Fit
 from harness.theory.rows import (
     Chunk,
     Reached,
@@ -33,9 +31,6 @@ from harness.theory.rows import (
     TensorRow,
 )
 from harness.theory.tensors import ALL_QUANTS
-
-# Terminal output of `harness theory`: models, latency floors, bytes by part, chunked prefill.
-
 
 R = TypeVar("R")
 Columns = Sequence[tuple[str, Callable[[R], object]]]
@@ -75,14 +70,14 @@ def _fit(row: Row, stack: str) -> Fit | None:
 
 def reached(row: Row) -> str:
     """Share of the ceiling, and tokens per second; a dash if never measured."""
-    found = row["reached"]
-    return f"{found['share']:.0%} ({short(found['tokens_per_s'])})" if found else NONE
+    decode = row["reached"]
+    return f"{decode['share']:.0%} ({short(decode['tokens_per_s'])})" if decode else NONE
 
 
 def reached_prefill(row: Row) -> str:
     """Share of the limit, and milliseconds; a dash if never measured."""
-    found = row["reached_prefill"]
-    return f"{found['share']:.0%} ({short(found['ms'])})" if found else NONE
+    prefill = row["reached_prefill"]
+    return f"{prefill['share']:.0%} ({short(prefill['ms'])})" if prefill else NONE
 
 
 def kv_bytes(row: Row) -> str:
@@ -226,27 +221,27 @@ def show_theory(rows: Sequence[Row], wide: bool, of_files: bool = False) -> None
         theory_table(TENSORS, row["tensors"], wide)
 
 
-def show_downloads(given: str, quants: Sequence[str]) -> None:
-    """Print what fetches a model's GGUF, if its download is known, and what measures it. `given`: a name or a
+def show_downloads(model: str, quants: Sequence[str]) -> None:
+    """Print what fetches a model's GGUF, if its download is known, and what measures it. `model`: a name or a
     file. `quants`: the requested types, in lower case."""
-    if Path(given).exists():
-        if given.lower().endswith(".gguf"):
-            print(f"measure it: harness run {shlex.quote(given)}")
+    if Path(model).exists():
+        if model.lower().endswith(".gguf"):
+            print(f"measure it: harness run {shlex.quote(model)}")
         return
     quant = quants[0] if len(quants) == 1 and quants[0] in ALL_QUANTS else None
-    fetches, found = downloads.fetches(given, quant), downloads.download_of(given)
-    if found and fetches:
-        for place, command in enumerate(fetches):
-            print(f"{'or' if place else 'fetch it:'} {command}")
-        print(f"measure it: harness run {(not quant and found.ollama) or found.on_hub(quant)}")
+    fetches, download = downloads.fetches(model, quant), downloads.download_of(model)
+    if download and fetches:
+        for number, command in enumerate(fetches):
+            print(f"{'or' if number else 'fetch it:'} {command}")
+        print(f"measure it: harness run {(not quant and download.ollama) or download.on_hub(quant)}")
 
 
 def _show_types(rows: Sequence[Row]) -> None:
     """The exact bytes of weights of several types, as they are stored."""
     for row in rows:
-        found = sum(map(Counter, (row["bytes_by_part"] or {}).values()), Counter[str]())
-        listed = ", ".join(f"{kind} {size:,}" for kind, size in found.most_common())
-        if len(found) > 1:
+        bytes_of = sum(map(Counter, (row["bytes_by_part"] or {}).values()), Counter[str]())
+        listed = ", ".join(f"{kind} {size:,}" for kind, size in bytes_of.most_common())
+        if len(bytes_of) > 1:
             say(f"{row['model']} holds, in bytes: {listed}")
 
 
@@ -256,14 +251,14 @@ def _show_on_machines(rows: Sequence[Row], wide: bool) -> None:
         say(f"Does it fit with {shaped[0]['context']:,} tokens of context?")
         theory_table(FITS, shaped, wide, FITS_MEANINGS | _weights_meanings(shaped[0]))
         for sentence in dict.fromkeys(
-            _beyond_trained(row["model"], trained, row["trained_stated"])
+            beyond_trained(row["model"], trained, row["trained_stated"])
             for row in shaped
             if (trained := _exceeded(row))
         ):
             say(sentence)
         for name, row in {row["machine"]: row for row in shaped}.items():
-            held = row["memory_bytes"] or 0
-            memory = memory_words(held)
+            memory_bytes = row["memory_bytes"] or 0
+            memory = memory_words(memory_bytes)
             reserve = Figure(row["reserve_bytes"] or 0, row["reserve_for"] or "")
             say(f"{name}: of its {memory}, {reserved_words(reserve, 'are ')}.")
         print()
@@ -274,13 +269,13 @@ def _show_on_machines(rows: Sequence[Row], wide: bool) -> None:
 
 
 def _exceeded(row: Row) -> int | None:
-    """The trained context, if a longer one was requested; null otherwise."""
+    """The trained context, if a longer one was requested; None otherwise."""
     fits = [fit for fit in (row["fits"] or {}).values() if fit]
     capped = [fit["longest"] for fit in fits if fit["longest"] != fit["longest_uncapped"]]
     return next((most for most in capped if most and (row["context"] or 0) > most), None)
 
 
-def _beyond_trained(model: str, trained: int, stated: bool | None) -> str:
+def beyond_trained(model: str, trained: int, stated: bool | None) -> str:
     """A sentence on a request beyond the trained context."""
     if stated:
         return (
@@ -319,14 +314,14 @@ def _say_causes(rows: Sequence[Row], shown: Sequence[str]) -> None:
         say(f"{row['machine']}: {_limits(row)}")
 
 
-def _by_others(found: ReachedByOthers) -> str:
+def _by_others(speeds: ReachedByOthers) -> str:
     """What public speeds reached, and on which machines."""
-    alike = "CPUs" if found["on"] == "CPU" else f"{found['on']}'s GPUs"
-    where = "on it" if found["is_machine"] else f"on {alike}, none on it"
+    alike = "CPUs" if speeds["on"] == "CPU" else f"{speeds['on']}'s GPUs"
+    where = "on it" if speeds["is_machine"] else f"on {alike}, none on it"
     return (
-        f"public decode speeds reached {found['median']:.0%} of the ceiling in the median,"
-        f" {found['least']:.0%} to {found['most']:.0%} ({plural(found['rows'], 'row')} {where}, from"
-        f" {plural(found['sources'], 'source')})."
+        f"public decode speeds reached {speeds['median']:.0%} of the ceiling in the median,"
+        f" {speeds['least']:.0%} to {speeds['most']:.0%} ({plural(speeds['rows'], 'row')} {where}, from"
+        f" {plural(speeds['sources'], 'source')})."
     )
 
 
@@ -358,9 +353,9 @@ def _say_parts(name: str, row: Row) -> None:
 def _say_sides(row: Row, sides: Sides) -> None:
     """Print the bytes that the CPU and the GPU hold and read."""
     per_s, spare = sides["cpu_bytes_per_s"], sides["cpu_spare_bytes"]
-    at, speed = "", "--cpu-bandwidth GB/S adds the speed."
+    rate, speed = "", "--cpu-bandwidth GB/S adds the speed."
     if per_s is not None:
-        at = f" at {per_s / 1e9:g} GB/s"
+        rate = f" at {per_s / 1e9:g} GB/s"
         speed = (
             "The two take turns, so their times add. Not counted: activations that cross the bus, a few KB a"
             " layer, and what each crossing takes to begin."
@@ -369,24 +364,28 @@ def _say_sides(row: Row, sides: Sides) -> None:
     if spare is not None:
         fits = f"{abs(spare) / 1e9:.1f} GB {'to spare' if spare >= 0 else 'short'}"
         fits += f", {SYSTEM_RESERVE_BYTES / 1e9:.1f} GB reserved for {SYSTEM}"
-    held = [f"{sides['cpu_bytes'] / 1e9:,.2f} GB", f"{sides['gpu_bytes'] / 1e9:,.2f} GB"]
-    read = [f"{sides['cpu_bytes_per_token'] / 1e9:,.2f} GB", f"{sides['gpu_bytes_per_token'] / 1e9:,.2f} GB"]
+    sizes = [f"{sides['cpu_bytes'] / 1e9:,.2f} GB", f"{sides['gpu_bytes'] / 1e9:,.2f} GB"]
+    per_token = [
+        f"{sides['cpu_bytes_per_token'] / 1e9:,.2f} GB",
+        f"{sides['gpu_bytes_per_token'] / 1e9:,.2f} GB",
+    ]
     say(
         f"{row['model']} {row['weights']}, experts of {plural(sides['n_cpu_moe'], 'layer')} on the CPU: there"
-        f" {held[0]}, of which it reads {read[0]} a token{at}; on the GPU {held[1]}, of which it reads"
-        f" {read[1]}. The CPU's side needs {sides['cpu_need_bytes'] / 1e9:,.1f} GB of main memory: {fits}."
+        f" {sizes[0]}, of which it reads {per_token[0]} a token{rate}; on the GPU {sizes[1]}, of which it"
+        f" reads {per_token[1]}. The CPU's side needs {sides['cpu_need_bytes'] / 1e9:,.1f} GB of main memory:"
+        f" {fits}."
         f" {speed} Prefill is not estimated."
     )
 
 
-def _say_reached(what: str, reached: Iterable[Reached | ReachedPrefill | None]) -> None:
+def _say_reached(name: str, reached: Iterable[Reached | ReachedPrefill | None]) -> None:
     """Who reached it, by source."""
     by: dict[str, dict[str, None]] = {}
-    for each in reached:
-        if each:
-            by.setdefault(each["source"], {})[f"{each['stack']} {each['variant']}"] = None
+    for share in reached:
+        if share:
+            by.setdefault(share["source"], {})[f"{share['stack']} {share['variant']}"] = None
     for source, names in by.items():
-        say(f"{what}, by {', '.join(names)}: {source}")
+        say(f"{name}, by {', '.join(names)}: {source}")
 
 
 def _limits(row: Row) -> str:
@@ -415,131 +414,3 @@ def theory_table(
 
 def _giga(row: Row) -> float:
     return 2.0**30 if row["units"] == "published" else 1e9
-
-
-# Terminal output of `harness theory MODEL --memory SIZE`: which weights and KV types fit.
-
-
-def _fits(row: Choice) -> str:
-    spare = f"{abs(row['spare_bytes']) / 1e9:.1f} GB"
-    return f"yes, {spare} to spare" if row["fits"] else f"no, {spare} short"
-
-
-def _tokens(count: int | None) -> str:
-    return formatted(count) if count else NONE
-
-
-COLUMNS: Columns[Choice] = (
-    ("model", lambda row: row["model"]),
-    ("weights", lambda row: row["weights"]),
-    ("GB", lambda row: formatted(row["model_bytes"], "{:,.2f}", 1e9)),
-    ("KV", lambda row: row["kv"]),
-    ("fits", _fits),
-    ("longest", lambda row: _tokens(row["longest"])),
-    ("longest: ideal", lambda row: _tokens(row["longest_ideal"])),
-)
-CHOICE_MEANINGS = {
-    "longest": "longest: context, at most the trained one",
-    "longest: ideal": "ideal: weights and cache alone, in all of the memory",
-    "tok/s at most": "tok/s at most: weights, cache and states read once from this memory; no stack reaches"
-    " it",
-}
-SPEEDS: Columns[Choice] = (
-    ("tok/s at most", lambda row: short(row["tokens_per_s"])),
-    ("at the context", lambda row: short(row["tokens_per_s_at_context"])),
-)
-
-
-_ENGINES = {
-    LLAMA_CPP: "in llama.cpp with flash attention on a GPU",
-    TRANSFORMERS: "as stored, by PyTorch on a GPU, where a stack applies this quantization",
-}
-
-
-def show_choices(
-    rows: Sequence[Choice],
-    context: int,
-    has_bandwidth: bool,
-    memory_bytes: float,
-    reserve: Figure,
-    wide: bool,
-) -> None:
-    say(f"Memory: {memory_words(memory_bytes)}; {reserved_words(reserve, 'of it are ')}.")
-    for engine, where in _ENGINES.items():
-        if of_engine := [row for row in rows if row["engine"] == engine]:
-            say(f"With {context:,} tokens of context, {where}:")
-            theory_table((*COLUMNS, *SPEEDS), of_engine, wide, CHOICE_MEANINGS)
-    for row in {row["model"]: row for row in rows}.values():
-        if row["trained"] < context:
-            say(_beyond_trained(row["model"], row["trained"], row["trained_stated"]))
-    if not has_bandwidth:
-        say("--bandwidth GB/S adds the most tokens per second.")
-
-
-# Terminal output of `harness theory --list-models` and `--list-machines`.
-
-
-def model_row(name: str, decoder_of: Decoder) -> dict[str, object]:
-    """A model as --list-models shows it; `kv_heads` and `head_dim`: of dense Llama-like models."""
-    return {
-        "model": name,
-        "total_params": decoder.parameters(decoder_of),
-        "active_params": decoder.active_params(decoder_of),
-        "kv_elements_per_token": decoder.kv_elements_per_token(decoder_of),
-        "layers": decoder_of.count,
-        "hidden_size": decoder_of.hidden_size,
-        "heads": decoder_of.heads,
-        "kv_heads": decoder_of.kv_heads or None,
-        "head_dim": decoder_of.head_dim or None,
-        "ffn": decoder_of.ffn,
-        "experts": decoder_of.experts,
-        "experts_used": decoder_of.experts_used,
-        "vocab": decoder_of.vocab_size,
-        "tied": decoder_of.tied,
-        "window": decoder_of.window,
-    }
-
-
-def machine_row(name: str, machine: Machine) -> dict[str, object]:
-    """A machine as --list-machines shows it, with the source of each figure."""
-    return {
-        "machine": name,
-        "memory_bytes": machine.memory_bytes,
-        "bytes_per_s": machine.bandwidth_bytes_per_s,
-        "rate": machine.rate or None,
-        "flops": machine.flops if machine.rate else None,
-        "other_rates": {name: rate.value for name, rate in machine.rates.items() if name != machine.rate},
-        "sources": _sources(machine),
-    }
-
-
-def _sources(machine: Machine) -> dict[str, str]:
-    figures = {"memory": machine.memory, "bandwidth": machine.bandwidth, **machine.rates}
-    return {what: figure.source for what, figure in figures.items()}
-
-
-def show_models(rows: Sequence[Mapping[str, object]], wide: bool) -> None:
-    """A column for each key."""
-
-    def text(value: object) -> str:
-        if value is True:
-            return "yes"
-        return f"{value:,}" if value and isinstance(value, int) else str(value or "")
-
-    headings = [key.replace("_", " ") for key in rows[0]]
-    Table(headings, [list(map(text, row.values())) for row in rows]).show(wide, turns=True)
-
-
-def show_machines(machines: Mapping[str, Machine], wide: bool) -> None:
-    """Their memory, bandwidth and compute rates, and the sources of each."""
-    lines = []
-    for name, machine in machines.items():
-        rates = [f"{rate} {figure.value / 1e12:.4g}" for rate, figure in machine.rates.items()]
-        memory, bandwidth = machine.memory_bytes / 1e9, machine.bandwidth_bytes_per_s / 1e9
-        lines.append([name, f"{memory:,.1f}", f"{bandwidth:,.1f}", ", ".join(rates) or NONE])
-    Table(["machine", "GB", "GB/s", "TFLOP/s"], lines, [False, True, True, False]).show(wide, turns=True)
-    for name, machine in machines.items():
-        of_source: dict[str, list[str]] = {}
-        for what, source in _sources(machine).items():
-            of_source.setdefault(source, []).append(what)
-        print("\n".join([f"\n{name}", *(f"  {', '.join(of)}: {source}" for source, of in of_source.items())]))

@@ -13,7 +13,7 @@ PROMPT = TARGETS[0]  # tokens, as in llama-bench's pp512
 
 
 class WithPrompt(Cell):
-    """A decode. `prompt_ms`: to the first token of a prompt of PROMPT tokens, of the same variant; null if
+    """A decode. `prompt_ms`: to the first token of a prompt of PROMPT tokens, of the same variant; None if
     not measured. `prompt_provisional`: the machine disturbed every repeat of that."""
 
     prompt_ms: float | None
@@ -49,7 +49,7 @@ def _variant(row: Cell) -> tuple[object, ...]:
 
 def prompt_ms(row: SurfaceFigures) -> float | None:
     """Of a pass over PROMPT tokens, or of the first turn of a conversation that begins with as many."""
-    passes = [each["ms"] for each in row["passes"] if (each["depth"], each["n"]) == (0, PROMPT)]
+    passes = [forward["ms"] for forward in row["passes"] if (forward["depth"], forward["n"]) == (0, PROMPT)]
     turns = [task["turns"][0] for task in row["tasks"] if not task["prefix_kept"]]
     first = [turn["prefill_ms"] for turn in turns if turn["evaluated"] == PROMPT]
     return next(iter(passes + first), None)
@@ -65,11 +65,11 @@ def in_words(row: SurfaceFigures) -> str:
     """`pp512 812 tok/s, 630.0 ms`, `94.1 tok/s at depth 0, 61.0 at 4,096`, `task 12.3 s, 4.1 s with its
     prefix kept`, or `8 users: 160 tok/s together, 20.0 each; one user 47.0 tok/s`; empty without rows."""
     if passes := row["passes"]:
-        shallow = [each for each in passes if each["depth"] == passes[0]["depth"]]
-        of = next((each for each in shallow if each["n"] == PROMPT), shallow[-1])
-        return f"pp{of['n']} {of['n'] / of['ms'] * 1e3:,.0f} tok/s, {of['ms']:,.1f} ms"
+        shallow = [forward for forward in passes if forward["depth"] == passes[0]["depth"]]
+        shown = next((forward for forward in shallow if forward["n"] == PROMPT), shallow[-1])
+        return f"pp{shown['n']} {shown['n'] / shown['ms'] * 1e3:,.0f} tok/s, {shown['ms']:,.1f} ms"
     if depths := row["depths"]:
-        first, *others = [(_rate(at["tokens_per_s"]), f"{at['depth']:,}") for at in depths["at"]]
+        first, *others = [(_rate(speed["tokens_per_s"]), f"{speed['depth']:,}") for speed in depths["at"]]
         return ", ".join(
             [f"{first[0]} tok/s at depth {first[1]}", *(f"{r} at {depth}" for r, depth in others)]
         )
@@ -83,8 +83,8 @@ def in_words(row: SurfaceFigures) -> str:
 
 def _of_users(row: SurfaceFigures) -> str:
     """Of the most users at once, and of one user."""
-    most = max(row["users"], key=lambda at: at["users"])
-    alone = next((at for at in row["users"] if at["users"] == 1), None)
+    most = max(row["users"], key=lambda load: load["users"])
+    alone = next((load for load in row["users"] if load["users"] == 1), None)
     one = f"one user {_rate(alone['tokens_per_s'] or alone['output_tokens_per_s'])} tok/s" if alone else ""
     if most is alone:
         return one

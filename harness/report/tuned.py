@@ -13,15 +13,15 @@ from typing_extensions import TypedDict
 from harness.analysis.figures import Figure
 from harness.analysis.racing import DEFAULTS, FIRST_LOOK, Result, Setting, options_label
 from harness.base.text import plural
-from harness.report.text_table import NONE, Table
+from harness.report.text_table import NONE, Table, formatted
 from harness.stacks.header import Header, Options, Value
 
 
 @dataclass(frozen=True)
 class Found:
-    """`winner`: null: none. `finalist`: the setting of the last race, if there was one. `metric`: of which
-    more is better. `threshold`: the smallest relative gain that matters. `reasons`: by setting, why it has no
-    figure."""
+    """`winner`: None if there is none. `finalist`: the setting of the last race, if there was one. `metric`:
+    of which more is better. `threshold`: the smallest relative gain that matters. `reasons`: by setting, why
+    it has no figure."""
 
     results: Sequence[Result]
     winner: Setting | None
@@ -33,12 +33,12 @@ class Found:
     @property
     def measured(self) -> bool:
         """Whether there is a figure of the defaults, without which there is no verdict."""
-        return any(each.setting == DEFAULTS and each.cost is not None for each in self.results)
+        return any(result.setting == DEFAULTS and result.cost is not None for result in self.results)
 
     @property
     def decided(self) -> bool:
         """Whether every setting was compared with the defaults, or failed by its own fault."""
-        return self.measured and not any(each.undecided for each in self.results)
+        return self.measured and not any(result.undecided for result in self.results)
 
 
 def table(found: Found) -> Table:
@@ -47,13 +47,13 @@ def table(found: Found) -> Table:
     lines = []
     for row, result in zip(rows(found), found.results, strict=True):
         gain = NONE if row["gain"] is None or not result.significant else _signed(row["gain"])
-        figures = [_number(row["figure"]), gain, _between(row) or NONE]
+        figures = [formatted(row["figure"], "{:,.1f}"), gain, _between(row) or NONE]
         lines.append([row["name"], str(row["rounds"]), *figures, _mark(row)])
     return Table(headings, lines, [False, True, True, True, True, False])
 
 
 class SettingRow(TypedDict):
-    """`gain`: against the defaults, as a share of their figure; null: not measured, of the defaults, or
+    """`gain`: against the defaults, as a share of their figure; None: not measured, of the defaults, or
     `provisional`: too few rounds, or too much noise, for a gain."""
 
     name: str
@@ -70,27 +70,27 @@ class SettingRow(TypedDict):
 
 
 def rows(found: Found) -> list[SettingRow]:
-    gains = [_gain(found.metric, each) for each in found.results]
+    gains = [_gain(found.metric, result) for result in found.results]
     return [
         {
-            "name": options_label(each.setting),
-            "options": dict(each.setting),
-            "rounds": each.rounds,
+            "name": options_label(result.setting),
+            "options": dict(result.setting),
+            "rounds": result.rounds,
             "metric": found.metric.name,
             "unit": found.metric.unit,
-            "figure": None if each.cost is None else found.metric.figure(each.cost),
+            "figure": None if result.cost is None else found.metric.figure(result.cost),
             "gain": gain,
             "gain_ci95": ends,
-            "winner": each.setting == found.winner,
-            "provisional": each.undecided,
-            "reason": _reason(found, each),
+            "winner": result.setting == found.winner,
+            "provisional": result.undecided,
+            "reason": _reason(found, result),
         }
-        for each, (gain, ends) in zip(found.results, gains, strict=True)
+        for result, (gain, ends) in zip(found.results, gains, strict=True)
     ]
 
 
 def _reason(found: Found, result: Result) -> str | None:
-    """Why a setting has no figure or no gain; null if it has both."""
+    """Why a setting has no figure or no gain; None if it has both."""
     lost = found.reasons.get(result.setting)
     if result.cost is None:
         return lost
@@ -107,21 +107,21 @@ def verdict(found: Found) -> str:
     if not found.measured:
         why = found.reasons.get(DEFAULTS, "no round of it has a valid figure")
         return f"the defaults could not be measured: {why}"
-    undecided = sum(each.undecided for each in found.results)
-    of = plural(len(found.results) - 1, "setting")
-    failed = sum(each.failed for each in found.results)
+    undecided = sum(result.undecided for result in found.results)
+    total = plural(len(found.results) - 1, "setting")
+    failed = sum(result.failed for result in found.results)
     lost = f"; {plural(failed, 'setting')} gave no valid figure" if failed else ""
-    none = f"no setting is significantly faster than the defaults{lost}"
+    no_winner = f"no setting is significantly faster than the defaults{lost}"
     again = "measure again on a quiet machine, with more --rounds, or with --busy"
     if undecided and found.winner is None:
-        return f"provisional: {undecided} of {of} could not be compared with the defaults{lost}; {again}"
+        return f"provisional: {undecided} of {total} could not be compared with the defaults{lost}; {again}"
     if found.finalist is None:
-        return f"{none}; gains below {100 * found.threshold:.3g}% are not looked for"
-    (row,) = (each for each in rows(found) if each["name"] == options_label(found.finalist))
+        return f"{no_winner}; gains below {100 * found.threshold:.3g}% are not looked for"
+    (row,) = (result for result in rows(found) if result["name"] == options_label(found.finalist))
     if found.winner is None:
-        return f"{none}; the best of them, {row['name']}, has {_between(row)} of {row['unit']} (95% CI)"
+        return f"{no_winner}; the best of them, {row['name']}, has {_between(row)} of {row['unit']} (95% CI)"
     gain = f"{_signed(row['gain'] or 0.0)} {row['unit']}, 95% CI {_between(row)}"
-    others = f"; {undecided} of {of} could not be compared: {again}" if undecided else ""
+    others = f"; {undecided} of {total} could not be compared: {again}" if undecided else ""
     return f"{row['name']} is significantly faster than the defaults: {gain}{others}"
 
 
@@ -131,7 +131,7 @@ def _between(row: SettingRow) -> str:
 
 def command(header: Header, options: Options, weights: str | None) -> str | None:
     """The command line of the stack's own program with these options (resolved), but for the length of the
-    context; null: it has none."""
+    context; None: it has none."""
     if not header.program or weights is None:
         return None
     words = [
@@ -152,18 +152,14 @@ def _gain(metric: Figure, result: Result) -> tuple[float | None, list[float] | N
     if result.setting == DEFAULTS or not result.rounds or result.undecided:
         return None, None
     ends = result.change.ends
-    known = sorted(metric.change(end) for end in ends) if ends else None
-    return metric.change(result.change.cost), known
+    both_ends = sorted(metric.change(end) for end in ends) if ends else None
+    return metric.change(result.change.cost), both_ends
 
 
 def _mark(row: SettingRow) -> str:
     if row["winner"]:
         return "winner"
     return ": ".join(filter(None, ["provisional" * row["provisional"], row["reason"]]))
-
-
-def _number(value: float | None) -> str:
-    return NONE if value is None else f"{value:,.1f}"
 
 
 def _signed(share: float) -> str:

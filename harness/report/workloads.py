@@ -10,8 +10,10 @@ from harness.analysis import speculation
 from harness.analysis.columns import AtDepthRow, Cell, ShownCell, TaskRow
 from harness.base.lookup import value_at
 from harness.dataset.study import Study, timed
-from harness.report import parts, tables
-from harness.report.parts import Chapter, bars, column, error_bars, figure_at, lines
+from harness.report import chapters, parts
+from harness.report.chapters import Chapter, column
+from harness.report.figure_texts import B, W, plus_minus
+from harness.report.parts import bars, error_bars, figure_at, lines
 from harness.report.plots import COLOURS, NO_COLOUR, Chart, Mark, Named, extent, figure_layout, legend
 from harness.report.tables import Column
 from harness.report.text_table import NONE
@@ -59,9 +61,11 @@ class Workload:
 
     def shown(self, rows: Sequence[Cell]) -> list[TimedRow]:
         """The lines of the table of these cells."""
-        none: list[None] = [None]
+        no_row: list[None] = [None]
         return [
-            {**row, "at": at} for row in rows for at in (none if self.per_cell else self.rows(row) or none)
+            {**row, "at": at}
+            for row in rows
+            for at in (no_row if self.per_cell else self.rows(row) or no_row)
         ]
 
     def chapter(
@@ -69,7 +73,7 @@ class Workload:
     ) -> Chapter[TimedRow] | None:
         """The chapter of these cells; None without any."""
         columns = self.columns([row for named in models.values() for _, row in named])
-        return parts.chapter(
+        return chapters.chapter(
             study,
             self.title,
             self.meaning,
@@ -81,18 +85,18 @@ class Workload:
         )
 
     def _figures(self, model: str, named: Named, marks: Mapping[str, Mark]) -> Iterator[Chart]:
-        yield from (_against(of, self.rows, model, named, marks) for of in self.figures)
+        yield from (_against(figure, self.rows, model, named, marks) for figure in self.figures)
         yield from self.drawn(named)
 
 
-def chapters(study: Study) -> dict[str, Chapter[TimedRow] | None]:
+def of_study(study: Study) -> dict[str, Chapter[TimedRow] | None]:
     """By the id of their section."""
-    found = {
-        name: WORKLOADS[kind].chapter(study, parts.cells_where(study, partial(_is_of, kind)))
+    chapters_of = {
+        name: WORKLOADS[kind].chapter(study, chapters.cells_where(study, partial(_is_of, kind)))
         for name, kind in (("depth", "depth"), ("turns", "turns"), ("users", "batch"))
     }
-    guessing = parts.cells_where(study, lambda row: row["speculation"])
-    return {**found, "speculation": guesses(study).chapter(study, guessing)}
+    guessing = chapters.cells_where(study, lambda row: row["speculation"])
+    return {**chapters_of, "speculation": guesses(study).chapter(study, guessing)}
 
 
 def _is_of(kind: str, row: ShownCell) -> bool:
@@ -102,31 +106,29 @@ def _is_of(kind: str, row: ShownCell) -> bool:
 THEORY = {"theory": ("theory (dashed)", "dashed, theory")}
 
 
-def _against(of: Against, rows: Rows, model: str, named: Named, marks: Mapping[str, Mark]) -> Chart:
+def _against(figure: Against, rows: Rows, model: str, named: Named, marks: Mapping[str, Mark]) -> Chart:
     data = []
     for v, (label, row) in enumerate(named):
-        mark, found = marks[row["name"]], rows(row)
-        x, y = parts.points(found, of.x, of.y)
+        mark, timed_rows = marks[row["name"]], rows(row)
+        x, y = parts.points(timed_rows, figure.x, figure.y)
         if y:
-            ends = [value_at(at, of.ends) for at in found] if of.ends else []
+            ends = [value_at(at, figure.ends) for at in timed_rows] if figure.ends else []
             whiskers = error_bars(y, ends, mark.colour) if ends else {}
-            data.append(lines(label, x, y, mark, of.hover, v, meta=extent(y), error_y=whiskers))
-        x, y = parts.points(found, of.x, of.limit)
+            data.append(lines(label, x, y, mark, figure.hover, v, meta=extent(y), error_y=whiskers))
+        x, y = parts.points(timed_rows, figure.x, figure.limit)
         if y:
-            data.append(lines(f"{label}, theory", x, y, mark, of.hover, v, "theory", "dash", extent(y)))
+            data.append(lines(f"{label}, theory", x, y, mark, figure.hover, v, "theory", "dash", extent(y)))
     return Chart(
-        of.name,
-        f"{of.y_title} against {of.x_title}",
-        f"{of.y_title} of {model} against {of.x_title}{', with 95% confidence intervals' * bool(of.ends)}.",
+        figure.name,
+        f"{figure.y_title} against {figure.x_title}",
+        f"{figure.y_title} of {model} against {figure.x_title}"
+        f"{', with 95% confidence intervals' * bool(figure.ends)}.",
         data,
-        figure_layout(of.x_title, "tokens/s", xaxis={"tickformat": ",~r"}),
-        across=of.across,
+        figure_layout(figure.x_title, "tokens/s", xaxis={"tickformat": ",~r"}),
+        across=figure.across,
         legend=legend(named, marks),
         known=THEORY,
     )
-
-
-# Several users at once.
 
 
 def _users(row: Cell) -> list[dict[str, object]]:
@@ -174,8 +176,6 @@ OF_USERS = partial(
 )
 
 
-# Decode at depth: a line per cell, with a column per depth.
-
 CURVED = ", curved"  # follows B and W that a line does not describe
 
 
@@ -192,8 +192,8 @@ def _depths(row: Cell) -> list[dict[str, object]]:
 
 def _rate(row: Cell, depth: int) -> str:
     """`61.0 ±0.4`"""
-    found = [at for at in _at(row) if at["depth"] == depth]
-    return tables.plus_minus(found[0]["tokens_per_s"], found[0]["tokens_per_s_ci95"]) if found else NONE
+    rows = [at for at in _at(row) if at["depth"] == depth]
+    return plus_minus(rows[0]["tokens_per_s"], rows[0]["tokens_per_s_ci95"]) if rows else NONE
 
 
 def _bent(row: Cell, text: str) -> str:
@@ -207,10 +207,14 @@ def _depth_columns(rows: Sequence[Cell]) -> list[Column[TimedRow]]:
         *(Column(f"tok/s at {n:,}", partial(_rate, depth=n), meaning.format(n)) for n in depths),
         Column(
             "B ms",
-            lambda row: _bent(row, tables.B(row)),
+            lambda row: _bent(row, B(row)),
             f"TPOT extrapolated to zero context{CURVED}: no line describes the windows",
         ),
-        Column("W tok/ms", lambda row: _bent(row, tables.W(row)), "tokens of context per further ms of TPOT"),
+        Column(
+            "W tok/ms",
+            lambda row: _bent(row, W(row)),
+            "tokens of context per further ms of TPOT",
+        ),
     ]
 
 
@@ -218,8 +222,6 @@ def _curved(named: Named) -> list[str]:
     curved = [label for label, row in named if row["depths"] and row["depths"]["curved"]]
     return [f"no line holds, latency bends with depth: {', '.join(curved)}"] if curved else []
 
-
-# Turns of a conversation.
 
 SECONDS = (("prefill", Mark(COLOURS[1], "square")), ("decode", Mark(COLOURS[0], "square")))
 
@@ -337,8 +339,6 @@ WORKLOADS = {
 }
 """By the kind of their cells' workload."""
 
-
-# Tokens guessed ahead: cells of any workload.
 
 GUESSES = (
     column("guesses by", "at.by", "", "what guesses, by the stack's own name"),

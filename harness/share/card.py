@@ -16,14 +16,14 @@ from harness.analysis.columns import Ended, Result, Score, Search, ShownCell
 from harness.analysis.figures import BY_NAME, shown_in
 from harness.analysis.identity import device
 from harness.base.text import list_named, machine_text, plural, printable
-from harness.dataset import table as dataset_table
+from harness.dataset import campaign_order, search_rows
 from harness.dataset.study import Study, load_study, ok, timed
 from harness.records import ResultsError, Stored
 from harness.records.files import read_columns
 from harness.records.kinds import Record
-from harness.report import closing, tables
+from harness.report import closing, figure_texts, tables
+from harness.report.figure_texts import B, number, plus_minus
 from harness.report.head import version_text, versions_text
-from harness.report.tables import number
 from harness.report.text_table import NONE, Table, in_markdown
 from harness.share.anonymize import Anonymizer
 from harness.share.bundle import TABLES
@@ -38,8 +38,8 @@ def place(record: Record) -> tuple[str, str]:
 
 def newest_places(stored: Sequence[Stored]) -> list[tuple[str, str]]:
     """The places of the newest campaign."""
-    newest = max(dataset_table.place(each.record) for each in stored)
-    return sorted({place(each.record) for each in stored if dataset_table.place(each.record) == newest})
+    newest = max(campaign_order.place(each.record) for each in stored)
+    return sorted({place(each.record) for each in stored if campaign_order.place(each.record) == newest})
 
 
 def latest(stored: Sequence[Stored]) -> list[Stored]:
@@ -142,10 +142,10 @@ def made(stored: Sequence[Stored], anonymizer: Anonymizer, every: Sequence[Store
     if len(table.lines) > 1:  # of one variant the table has it all
         model = place(anonymous[0].record)[1]
         notes[:0] = [sentence.removeprefix(f"{model}: ") for sentence in closing.sentences(study)[:ANSWERS]]
-    if any(mark in cell for line in table.lines for cell in line for mark in ("+", tables.NOT_HELD)):
+    if any(mark in cell for line in table.lines for cell in line for mark in ("+", figure_texts.NOT_HELD)):
         notes.insert(0, f"{CONTEXT.label}: {CONTEXT.meaning}")
-    newest = max(dataset_table.place(each.record) for each in stored)
-    run = [each.record for each in every if dataset_table.place(each.record) == newest]
+    newest = max(campaign_order.place(each.record) for each in stored)
+    run = [each.record for each in every if campaign_order.place(each.record) == newest]
     return Card(_title(study, anonymous, run), table, notes)
 
 
@@ -253,7 +253,7 @@ def _table(study: Study) -> Table:
 
 def _status(line: _Line) -> str:
     if line.main:
-        return tables.state(line.main)
+        return figure_texts.state(line.main)
     return ", ".join(dict.fromkeys(row["status"] for row in (*line.searches, *line.scores)))
 
 
@@ -271,10 +271,10 @@ def _context(line: _Line) -> str:
     """The longest of searches, else of growing runs."""
     if verified := [(length, each) for each in line.searches if (length := each["verified_n_ctx"])]:
         length, search = max(verified, key=itemgetter(0))
-        past = tables.PAST_TRAINING * bool(tables.past_training(search["flags"]))
-        return number(length, "{:,.0f}") + past + dataset_table.trained_mark(search)
+        past = figure_texts.PAST_TRAINING * bool(figure_texts.past_training(search["flags"]))
+        return number(length, "{:,.0f}") + past + search_rows.trained_mark(search)
     grown = [row for row in line.cells if ok(row) and row["max_ctx"]]
-    return tables.longest(max(grown, key=lambda row: row["max_ctx"] or 0)) if grown else NONE
+    return figure_texts.longest(max(grown, key=lambda row: row["max_ctx"] or 0)) if grown else NONE
 
 
 def _perplexity(line: _Line) -> str:
@@ -287,13 +287,13 @@ def _perplexity(line: _Line) -> str:
 CONTEXT = BY_NAME["max_ctx"]
 WORDS = ("variant", "status", "flags")
 SPECIAL: Mapping[str, Callable[[_Line], str]] = {
-    "tokens_per_s": _of_main(lambda row: tables.plus_minus(row["tokens_per_s"], row["tokens_per_s_ci95"])),
-    "B_ms": _of_main(lambda row: tables.B(row) if row["tokens_per_s"] is None else NONE),  # published
+    "tokens_per_s": _of_main(lambda row: plus_minus(row["tokens_per_s"], row["tokens_per_s_ci95"])),
+    "B_ms": _of_main(lambda row: B(row) if row["tokens_per_s"] is None else NONE),  # published
     "pp512": _prefill,
     "file_bytes": _of_main(tables.text_of(BY_NAME["file_bytes"]), ok_alone=False),
     "max_ctx": _context,
     "perplexity": _perplexity,
-    "flags": _of_main(tables.flags, ok_alone=False),
+    "flags": _of_main(figure_texts.flags, ok_alone=False),
 }
 """The text of figures that are not the main cell's alone."""
 COLUMNS: tuple[tuple[str, Callable[[_Line], str]], ...] = (

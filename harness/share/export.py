@@ -3,70 +3,55 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import cast
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from harness import records
 from harness.analysis import figures
 from harness.analysis.columns import Repeat as Row
 from harness.base.files import TABLE_OF
 from harness.base.lookup import value_at
 from harness.base.text import csv_text
-from harness.dataset.study import campaigns
+from harness.dataset.judging import Judged
+from harness.dataset.study import Study
 from harness.records import ResultsError, Stored
 
 Repeat = tuple[Row, Stored]
 
-# Choose the repeats to export: those that are ok. The others are counted by reason.
 
-
-@dataclass
-class Chosen:
-    """The ok repeats, read lazily one campaign at a time. `left_out`: the others read so far, by reason.
-
-    `unfit`: why an ok repeat cannot be exported; empty where it can.
-    """
-
-    stored: Iterable[Stored]
-    unfit: Callable[[Row], str] = lambda row: ""
-    left_out: Counter[str] = field(default_factory=Counter)
-    warnings: list[str] = field(default_factory=list)
-    seen: int = 0
-
-    def by_campaign(self) -> Iterator[list[Repeat]]:
-        """The repeats of each campaign, oldest first."""
-        for campaign in campaigns(self.stored):
-            self.warnings += campaign.study.warnings
-            self.left_out.update("search" for _ in campaign.study.searches)
-            fit: list[Repeat] = []
-            for row, each in campaign.repeats:
-                self.seen += 1
-                if row["status"] != "ok":
-                    self.left_out["disturbed" if row["disturbed"] else str(row["status"])] += 1
-                elif why := self.unfit(row):
-                    self.left_out[why] += 1
-                else:
-                    fit.append((row, each))
-            if fit:
-                yield fit
+def chosen(
+    judged: Sequence[Judged], study: Study, unfit: Callable[[Row], str] | None = None
+) -> tuple[list[Repeat], Counter[str]]:
+    """The ok repeats, those of the oldest campaign first, and the number of other records by reason.
+    `study`: of these records. `unfit`: why an ok repeat cannot be exported; empty where it can."""
+    places = {record.facts["campaign"]: record.facts["place"] for record in judged}
+    left_out = Counter("search" for record in judged if record.facts["kind"] == "searched")
+    fit: list[Repeat] = []
+    for row, stored in zip(study.repeats, study.stored, strict=True):
+        if row["status"] != "ok":
+            left_out["disturbed" if row["disturbed"] else str(row["status"])] += 1
+        elif unfit and (why := unfit(row)):
+            left_out[why] += 1
+        else:
+            fit.append((row, stored))
+    return sorted(fit, key=lambda repeat: places[repeat[0]["campaign"]]), left_out
 
 
 # CSV export: one line per repeat, all figures at full precision.
 
 
-def lines_text(chosen: Iterable[Sequence[Repeat]]) -> str:
+def lines_text(repeats: Iterable[Repeat]) -> str:
     """A heading and a line per repeat, of several users one per number of them; empty without repeats."""
     lines = [
         [
             *figures.csv_values("repeats", {**row, "flags": _codes(row)}),
             row["users"][0]["users"] if row["users"] else None,
         ]
-        for campaign in chosen
-        for whole, _ in campaign
+        for whole, _ in repeats
         for row in _by_users(whole)
     ]
     return csv_text([[*figures.csv_headings("repeats"), "users"], *lines]) if lines else ""
@@ -101,7 +86,7 @@ def unfit_tokens(row: Row) -> str:
     return f"workload {row['workload']}" if row["workload"] in TABLE_OF else ""
 
 
-def write_tokens(target: Path, chosen: Iterable[Sequence[Repeat]]) -> int:
+def write_tokens(target: Path, repeats: Iterable[Repeat]) -> int:
     """Write the file and return the number of repeats in it; without a series there is no file.
 
     The file is written as TARGET.partial and then renamed. `n` is as its source counts it; a value not
@@ -110,9 +95,8 @@ def write_tokens(target: Path, chosen: Iterable[Sequence[Repeat]]) -> int:
     partial, count = target.with_name(f"{target.name}.partial"), 0
     try:
         with pq.ParquetWriter(partial, SCHEMA, compression="zstd") as file:
-            for row, each in (repeat for campaign in chosen for repeat in campaign):
-                series = each.times.columns()
-                if not series:
+            for row, stored in repeats:
+                if not (series := records.series(stored)):
                     continue
                 length = len(series["n"])
                 zeros = pa.array([0] * length, pa.int32())

@@ -13,7 +13,7 @@ from harness.analysis import agreement
 from harness.analysis.figures import shown_in
 from harness.base.files import FAULTS
 from harness.base.text import shortened
-from harness.dataset import table as dataset_table
+from harness.dataset import search_rows
 from harness.dataset.study import Study
 from harness.records import Stored
 from harness.records.kinds import Record
@@ -41,7 +41,7 @@ def _of_others(record: Record) -> Figures:
         if record["kind"] == "checked":
             return {"verdict": agreement.row(record)["verdict"]}
         if record["kind"] == "searched":
-            row = dataset_table.search_row(record)
+            row = search_rows.search_row(record)
             return {"status": row["status"], **{name: row[name] for name in OF_SEARCH}}
     except FAULTS:  # the study names it
         pass

@@ -19,7 +19,8 @@ from harness.analysis.paired import CONFIDENCE
 from harness.base.files import NotFinished
 from harness.base.text import list_named, plural
 from harness.campaign import ab as campaign_ab
-from harness.cli import NOT_OK, OK, Mistake, ab, model_arguments, say
+from harness.cli import NOT_OK, OK, Mistake, ab, say
+from harness.cli.arguments import say_what_is_random
 from harness.compare.ab import Rounds
 from harness.compare.judge import relative
 from harness.compare.show import change_text
@@ -50,7 +51,7 @@ def run(arguments: argparse.Namespace) -> int:
         raise Mistake("--json has no effect with --dry-run")
     places = _places(arguments)
     last = len(places) - 1
-    model_arguments.say_what_is_random(arguments, [each.experiment for each in places])
+    say_what_is_random(arguments, [each.experiment for each in places])
     if arguments.dry_run:
         for each in places:
             print(each.title)

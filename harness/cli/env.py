@@ -10,11 +10,10 @@ from pathlib import Path
 from typing import TypedDict, cast
 
 from harness import machine
-from harness.base.text import plural
+from harness.api.progress import Progress
+from harness.base.text import plural, unknown
 from harness.campaign import worker
 from harness.cli import NOT_OK, OK, Mistake, say, synth
-from harness.cli.options import unknown
-from harness.cli.progress import Progress
 from harness.stacks import adopted, build, pack
 from harness.stacks.adopted import EnvironmentFailed, Interpreter
 from harness.stacks.header import Environment, project_of, stacks

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from harness.api.inputs import stored
 from harness.cli import NOT_OK, OK, Mistake, say
-from harness.cli.options import stored
 from harness.records import ResultsError, no_records
 from harness.records.files import write_output
 from harness.share import export

@@ -104,7 +104,7 @@ def _whole(words: Sequence[str]) -> list[int | str]:
 
 
 def config_path(given: Sequence[str]) -> Path | None:
-    """The config that the command line names; null: it names models. Raises Mistake."""
+    """The config that the command line names; None: it names models. Raises Mistake."""
     are_models = [is_model(text) for text in given]
     if all(are_models):
         return None
@@ -381,7 +381,7 @@ def _nowhere(text: str) -> str:
 
 
 def _not_understood(name: str) -> NotUnderstood | None:
-    """Why a name is not that of a known model; null: it is."""
+    """Why a name is not that of a known model; None: it is."""
     try:
         names.named(name, Known())
     except NotUnderstood as why:

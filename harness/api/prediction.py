@@ -75,7 +75,7 @@ class Known:
 
 @dataclass(frozen=True)
 class Given:
-    """A model, and where its weights come from. `fingerprint`: of these; null where they are not here."""
+    """A model, and where its weights come from. `fingerprint`: of these; None where they are not here."""
 
     subject: Subject
     source: Source
@@ -137,7 +137,7 @@ def model_from(given: str) -> Given:
 
 
 def _fingerprint(path: Path) -> str | None:
-    """The fingerprint of the weights in a path; null where no stack loads them."""
+    """The fingerprint of the weights in a path; None where no stack loads them."""
     try:
         return locate.local(path).fingerprint
     except WeightsError:

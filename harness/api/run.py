@@ -54,7 +54,12 @@ def run(
     NotFinished where the run had to stop, as when another campaign uses the device.
     """
     named, globs = _words(models), _words(only)
-    choice = Choice(stacks=_words(stacks) or None, quants=_words(quants) or None, synthetic=synthetic)
+    choice = Choice(
+        stacks=_words(stacks) or None,
+        quants=_words(quants) or None,
+        synthetic=synthetic,
+        prefers_server=True,
+    )
     root = Path(results)
     changes = {**(settings or {}), **({} if tokens is None else {"new_tokens": tokens})}
     texts = [f"{key}={json.dumps(value)}" for key, value in changes.items()]

@@ -66,9 +66,9 @@ def main(argv: list[str] | None = None) -> int:
         completion.complete()
     argv = sys.argv[1:] if argv is None else argv
     if not argv:
-        from harness.cli import report
+        from harness.cli import alone
 
-        return report.show()
+        return alone.show()
     if argv[0] == "help":  # as git has it
         argv = [*argv[1:], "--help"]
     # Options of `harness` itself take no value, so the first word is the command.

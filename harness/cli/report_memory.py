@@ -50,7 +50,8 @@ def _lines(row: Attribution, states: Mapping[str, str]) -> Iterator[list[str]]:
     """The cell's name, which may be long, and a line per moment: the file's size stands in the first, the KV
     cache in the last."""
     both = {"loaded": row["loaded"], "peak": row["peak"]}
-    moments = [(name, moment) for name, moment in both.items() if moment] or [(NONE, None)]
+    moments: list[tuple[str, Moment | None]] = [(name, at) for name, at in both.items() if at]
+    moments = moments or [(NONE, None)]
     status = row["status"] if row["kind"] == "measured" else row["kind"]
     yield [f"{row['name']}  {states.get(row['name'], status)}", *[""] * (len(PARTS) + 5)]
     for number, (name, moment) in enumerate(moments):

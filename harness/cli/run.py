@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import json
 import re
-import shlex
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
@@ -21,133 +19,15 @@ from harness.base import bounds, data
 from harness.campaign import forecast
 from harness.campaign import run as campaign_run
 from harness.campaign.forecast import Forecast
-from harness.cli import NOT_OK, OK, Mistake, dry_run, fleet, say
+from harness.cli import NOT_OK, OK, Mistake, dry_run, fleet, run_instead, say
 from harness.cli.arguments import keeping, models_choice, run_options, say_what_is_random
-from harness.cli.shared_options import RESULTS
-from harness.config import ConfigError, Experiment, MaxCtx, Quality, Workload, plan
-from harness.config.plan import Cell
+from harness.config import ConfigError, Experiment, plan
 from harness.dataset.study import load_study, with_series
 from harness.dataset.table import counted
-from harness.records import ResultsError, Stored
-from harness.report import cell_tables, quality, text_table
+from harness.records import ResultsError
+from harness.report import cell_tables
 from harness.report import page as report_page
 from harness.report.closing import commands
-from harness.report.text_table import note
-
-# `harness run --check-weights`: the logits of every variant against the 16-bit reference.
-
-
-PASSING = ("agrees", "unchecked")  # unchecked: nothing is known to be wrong
-
-
-def _check_weights(experiment: Experiment, arguments: argparse.Namespace) -> int:
-    """Check, then print the table or one array. Not ok when a variant is wrong, was compared with nothing, or
-    when its logits or those of its reference are missing; such a check runs again next time."""
-    seconds = campaign_run.CHECK_SECONDS if arguments.seconds is None else arguments.seconds
-    cells = chosen(plan.cells(experiment), arguments.only, arguments.trust_remote_code)
-    request = replace(run_options(arguments), retry_failed=True)
-    progress = Progress()
-    stored = campaign_run.check_weights(experiment, cells, request, progress, seconds)
-    progress.clear()
-    checks = load_study(stored).checks
-    if arguments.json:
-        print(json.dumps(checks, indent=1, allow_nan=False))
-    else:
-        quality.agreement_table(checks).show(arguments.wide)
-        for sentence in quality.agreement_notes(checks):
-            note(sentence, "yellow")
-        print(f"records: {request.root}")
-    passes = (check["depths"] and check["verdict"] in PASSING for check in checks)
-    return OK if all(passes) else NOT_OK
-
-
-# `harness run --max-ctx`: predict and verify the longest context of each variant.
-
-
-def _max_ctx(experiment: Experiment, arguments: argparse.Namespace) -> int:
-    """Search, then print the table or one array."""
-    if experiment.protocol.reserve is not None:
-        say("reserve is for forecasts; this search takes the memory that is free (of a CPU, memory_budget)")
-    # Without a workload of this kind, a search of all variants.
-    given = [each for each in experiment.workloads if isinstance(each, MaxCtx)] or [MaxCtx()]
-    changed = {"fill": False} if arguments.no_fill else {}
-    changed |= {"past_trained": True} if arguments.past_trained else {}
-    given = list(dict.fromkeys(each.model_copy(update=changed) for each in given))
-    if arguments.dry_run:
-        return _dry_run(experiment, given, arguments)
-    stored, root = _run_one_kind(experiment, given, arguments)
-    study = load_study(stored)
-    searches = study.searches
-    if arguments.json:
-        print(json.dumps(searches, indent=1, allow_nan=False))
-    else:
-        text_table.show(cell_tables.searches_blocks(study), arguments.wide)
-        print(_where(root))
-    return OK if all(row["status"] in USABLE for row in searches) else NOT_OK
-
-
-# `harness run --quality`: perplexity, KL divergence and agreement of every variant on one text.
-
-
-def _quality(experiment: Experiment, arguments: argparse.Namespace) -> int:
-    """Score, then print the table or one array. Not ok when a score is."""
-    # Without a workload of this kind, the shipped text with all variants.
-    given = [each for each in experiment.workloads if isinstance(each, Quality)] or [Quality()]
-    if arguments.dry_run:
-        return _dry_run(experiment, given, arguments)
-    alone, cells = _of_one_kind(experiment, given, arguments)
-    if path := arguments.export_reference:
-        campaign_run.export_reference(alone, cells, run_options(arguments), progress := Progress(), path)
-        progress.clear()
-        print(f"reference: {path.absolute()}")
-        return OK
-    results = arguments.out or RESULTS
-    if not arguments.json and (estimate := dry_run.scoring_estimate(alone, cells, results)):
-        say(estimate)
-    stored, root = _run_one_kind(experiment, given, arguments)
-    scores = load_study(stored).scores
-    if arguments.json:
-        print(json.dumps(scores, indent=1, allow_nan=False))
-    else:
-        text_table.show(quality.blocks(scores), arguments.wide)
-        print(_where(root))
-    return OK if all(row["status"] == "ok" for row in scores) else NOT_OK
-
-
-def _run_one_kind(
-    experiment: Experiment, workloads: Sequence[Workload], arguments: argparse.Namespace
-) -> tuple[list[Stored], Path]:
-    """Run these workloads with all variants. Returns the records, and their results folder."""
-    alone, cells = _of_one_kind(experiment, workloads, arguments)
-    request, progress = run_options(arguments), Progress()
-    stored = campaign_run.run(alone, cells, request, progress)
-    progress.clear()
-    return stored, request.root
-
-
-def _of_one_kind(
-    experiment: Experiment, workloads: Sequence[Workload], arguments: argparse.Namespace
-) -> tuple[Experiment, Sequence[Cell]]:
-    """The experiment with these workloads alone, and the chosen cells of it."""
-    protocol = experiment.protocol.model_copy(update={"check_weights": False})
-    alone = experiment.model_copy(update={"workloads": tuple(workloads), "protocol": protocol})
-    return alone, chosen(plan.cells(alone), arguments.only, arguments.trust_remote_code)
-
-
-def _where(root: Path) -> str:
-    """Where the records are, and how to get a page with them."""
-    return f"records: {root}\npage: harness report {shlex.quote(str(root))}"
-
-
-def _dry_run(experiment: Experiment, given: Sequence[Workload], arguments: argparse.Namespace) -> int:
-    alone, cells = _of_one_kind(experiment, given, arguments)
-    root = run_options(arguments).root
-    has_reference = arguments.reference is not None
-    forecasts = forecast.forecasts(alone, cells)
-    return dry_run.show(alone, forecasts, root, arguments.json, has_reference, wide=arguments.wide)
-
-
-# `harness run`: measure every cell of a config, print the table, write the page.
 
 
 def _offer() -> str:
@@ -206,7 +86,11 @@ def run(arguments: argparse.Namespace) -> int:
             raise
         raise ConfigError(str(wrong).replace(setting, f"--tokens {arguments.tokens}")) from wrong
     say_what_is_random(arguments, [experiment])
-    kinds = {"max_ctx": _max_ctx, "quality": _quality, "check_weights": _check_weights}
+    kinds = {
+        "max_ctx": run_instead.max_ctx,
+        "quality": run_instead.quality,
+        "check_weights": run_instead.check_weights,
+    }
     return kinds[instead[0]](experiment, arguments) if instead else _measure(experiment, arguments)
 
 

@@ -45,7 +45,7 @@ def make(arguments: argparse.Namespace) -> int:
 
 
 def _mistake(options: argparse.Namespace) -> str | None:
-    """The mistake in the command line, in one sentence; null if there is none."""
+    """The mistake in the command line, in one sentence; None if there is none."""
     choices = [str(choice) for choice in references()["gguf"].options["quant"].choices]
     try:
         described(options.shape, Path())

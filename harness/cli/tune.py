@@ -121,7 +121,7 @@ def _options(tuned: Tuned, arguments: argparse.Namespace, threads: int) -> list[
 
 
 def _refused(tuned: Tuned, changes: Changes, threads: int) -> str | None:
-    """Why the stack cannot run with these options, or would load other weights; null: it may."""
+    """Why the stack cannot run with these options, or would load other weights; None: it may."""
     before, cell = tuned.cell(DEFAULTS), tuned.cell(tuple(changes.items()))
     if _weights(before) != _weights(cell):
         return "gives other weights, which are another model; compare them with harness run"

@@ -92,25 +92,16 @@ def columns() -> str:
 
 
 def warnings() -> str:
-    """Every warning by its effect: its code, sentence and next step; its numbers by their names."""
+    """Every warning by its effect: its code and sentence; its numbers by their names."""
     tables = []
     for effect in dict.fromkeys(warning.effect for warning in Warnings):
-        found = [each for each in Warnings if each.effect == effect]
-        steps = list(dict.fromkeys(map(_next_step, found)))
-        found.sort(key=lambda each: steps.index(_next_step(each)))
-        before, rows = "", []
-        for each in found:
-            step = _next_step(each)
-            shown = "same" if step == before else step
-            rows.append({"code": f"`{each.name}`", "cause": each.sentence, "next step": shown})
-            before = step
+        rows = [
+            {"code": f"`{warning.name}`", "cause": warning.sentence}
+            for warning in Warnings
+            if warning.effect == effect
+        ]
         tables.append(f"\n### {effect[0].upper()}{effect[1:]}\n\n{markdown(rows)}")
     return "".join(tables)
-
-
-def _next_step(warning: Warnings) -> str:
-    named = f"`{warning.disturbance}`: " if warning.disturbance else ""
-    return named + warning.next_step
 
 
 def layers(container: str) -> str:

@@ -14,7 +14,6 @@ import json
 import os
 import re
 import subprocess
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -129,15 +128,6 @@ def having(kind: Callable[[Block], object]) -> pytest.MarkDecorator:
 @having(lambda block: block.first_tier)
 def test_the_commands_of_a_page_run_as_they_are_printed(page, tmp_path, fake_interpreter):
     run(page, [block for block in blocks((DOCS / page).read_text()) if block.first_tier], tmp_path)
-
-
-def test_the_python_of_a_page_prints_what_it_shows(tmp_path):
-    text = (DOCS / "guide" / "python.md").read_text()
-    ((code, shown),) = re.findall(
-        r"^```python\n(.*?)^```\n+^```text\n(.*?)^```", text, re.DOTALL | re.MULTILINE
-    )
-    ran = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True)
-    assert (ran.stdout, ran.returncode) == (shown, 0), ran.stderr
 
 
 @having(lambda block: block.slow or block.measures)

@@ -11,8 +11,8 @@ import pytest
 from test_longest_report import search
 from test_report_memory import attributed
 
+from harness import load_results
 from harness.dataset.study import Study
-from harness.loading import load_results
 from harness.report import page
 
 playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")

@@ -6,7 +6,6 @@ import copy
 import functools
 import json
 import re
-from argparse import Namespace
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,10 +15,9 @@ import tiny_models
 from conftest import refused
 from golden_record import record
 
+from harness.api import prediction
+from harness.api.prediction import Given
 from harness.base import data
-from harness.cli import recommend as cli_recommend
-from harness.cli import recommend_inputs
-from harness.cli.recommend_inputs import Given
 from harness.config import Model, load
 from harness.dataset.study import Study
 from harness.models import locate
@@ -199,10 +197,10 @@ def test_what_was_partly_on_the_cpu_is_no_example_of_a_card(options, counts):
 
 
 def test_weights_of_mixtures_by_name_can_be_measured_where_they_can_be_made(tmp_path):
-    assert recommend_inputs.model_from("qwen3-30b-a3b").source.row == {"shape": "qwen3-30b-a3b"}
-    assert recommend_inputs.model_from("deepseek-v3").source.row is None
+    assert prediction.model_from("qwen3-30b-a3b").source.row == {"shape": "qwen3-30b-a3b"}
+    assert prediction.model_from("deepseek-v3").source.row is None
     tiny_models.written(tmp_path, "mixtral").rename(tmp_path / "config.json")
-    row = recommend_inputs.model_from(str(tmp_path / "config.json")).source.row
+    row = prediction.model_from(str(tmp_path / "config.json")).source.row
     assert row
     path = tmp_path / "proof.yaml"
     path.write_text(f"models: [{json.dumps(row)}]\nvariants: [{{stack: llamacpp, quant: q4_0}}]\n")
@@ -298,7 +296,7 @@ def test_a_cpu_that_nobody_measured_has_wide_intervals(harness):
         ("qwen1.5-7b --context 0", "not a count"),
         ("qwen1.5-7b --machine rtx-4090 --context 1", "a prompt and a token need 2"),
         ("qwen1.5-7b --machine rtx-4090 --memory 100GB", "rtx-4090 has at most 25.8 GB (24 GB as sold)"),
-        ("qwen1.5-7b --machine rtx-4090 --results /dev/null", "is no folder of results"),
+        ("qwen1.5-7b --machine rtx-4090 --results /dev/null", "is not a results folder"),
         ("qwen1.5-7b --for fun", "invalid choice"),
         (
             "qwen1.5-7b --prove 1 --bandwidth 99 --memory 9GB",
@@ -928,10 +926,7 @@ def test_a_package_that_is_unmaintained_is_offered_where_it_was_measured(monkeyp
     candidate = next(each for each in offered("qwen1.5-7b", "rtx-3090") if each.cell.header.successor)
     own = Example(candidate.traits, {2: 10.0}, {})
     theirs = Example(replace(candidate.traits, setup="somebody's"), {2: 10.0}, {})
-    offers = [
-        cli_recommend._is_current(candidate, Namespace(stacks=[]), Namespace(examples=measured))
-        for measured in ([own], [theirs], [])
-    ]
+    offers = [prediction.is_current(candidate, [], measured) for measured in ([own], [theirs], [])]
     assert offers == [True, False, False]
 
 

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from harness.analysis.figures import empty_cell
+from harness.cli import report_memory
 from harness.dataset.study import MemoryCurve, Study
 from harness.report import memory, tables
 from harness.report import page as report_page
@@ -145,3 +146,11 @@ def test_the_page_holds_the_chapter_only_where_memory_is_attributed_and_no_name_
     anchors = re.findall(r' id="?([\w-]+)', page)
     assert {"m0-memory", "m1-memory", "m0-memory-over-time"} <= set(anchors)
     assert len(anchors) == len(set(anchors))
+
+
+def test_a_cell_that_was_never_undisturbed_is_provisional_as_in_other_tables(capsys):
+    row: Any = attributed(status="invalid")
+    report_memory._print_memory([row], {row["name"]: "provisional 0/3"}, wide=True)
+    assert "q4_0  provisional 0/3" in capsys.readouterr().out
+    report_memory._print_memory([row], {}, wide=True)
+    assert "q4_0  invalid" in capsys.readouterr().out

@@ -12,7 +12,7 @@ from test_checkpoint import TINY, gguf_writer, write, write_config, write_gguf, 
 from test_not_a_model import LFS
 
 from harness import config
-from harness.cli import prompt_speed
+from harness.api import prompt_speed
 from harness.config import plan
 from harness.models import gguf_files
 from harness.theory.tensors import quantized

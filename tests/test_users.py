@@ -22,7 +22,7 @@ from harness.analysis import users as analysis
 from harness.analysis import verdicts
 from harness.analysis.verdicts import verdict
 from harness.analysis.warnings import Warnings
-from harness.cli import progress
+from harness.api import progress
 from harness.dataset.study import load_study
 from harness.records.files import write_columns
 from harness.report import cell_tables, workloads

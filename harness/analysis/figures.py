@@ -253,7 +253,7 @@ FIGURES: tuple[Figure, ...] = (
            "energy of a million decoded tokens at the price of --price, in its currency",
            form="{:,.3g}", table="Shape and cost", shown=("terminal",), csv="cells"),
     Figure("quality", "", "status of the variant's score on a text, or `not scored`",
-           numeric=False, csv="both"),
+           numeric=False, csv="cells"),
     Figure("perplexity", "perplexity", "as measured or reported; lower is better",
            table="Speed", shown=("terminal", "first", "machines", "point", "card"),
            csv="both", compared=_perplexity, family="quality", path="record.reported.perplexity"),
@@ -566,6 +566,8 @@ def csv_headings(of: Csv) -> list[str]:
 
 def csv_values(of: Csv, row: Row) -> list[object]:
     """The line of a row, whose lists are texts."""
+    if row["kind"] == "reported" and not row["tokens"]:  # a published figure may not say how many
+        row = {**row, "tokens": None}
     values = [row[name] for name in FIRST_COLUMNS[of]]
     for figure in _in_csv(of):
         values.append(row[figure.name])

@@ -18,6 +18,7 @@ from typing import Any
 
 HERE = Path(__file__).parents[1] / "data"
 PUBLISHED = "published"
+RESULTS = Path("results")  # the folder of results by default
 RECOMMENDED = "recommended"  # folder of results in which `harness recommend` keeps what it predicted
 PUBLIC_SPEEDS = "public-speeds"  # speeds without records, beside the studies
 

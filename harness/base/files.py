@@ -37,6 +37,10 @@ class NotStarted(Exception):
     prefix = "harness: "  # empty where the message begins with FILE:LINE
 
 
+class Mistake(NotStarted):
+    """The command line, or the arguments of a function, cannot be used; the message is one sentence."""
+
+
 class NotFinished(Exception):
     """The request was not done, or not to its end; finished parts are kept."""
 

@@ -195,6 +195,22 @@ def _numbers_alike(*names: str) -> bool:
     return min(len(one), len(other)) < 3 or difflib.SequenceMatcher(None, one, other).ratio() >= 0.5
 
 
+MOST_LISTED = 24
+
+
+def unknown(kind: str, name: str, known: Iterable[str], listing: str = "") -> str:
+    """`unknown model qwen1.5-7; did you mean qwen1.5-7b?`, else all known names, else how to list them."""
+    names = list(known)
+    shown = shortened(name)
+    if near := alike(name.lower(), names, 3):
+        hint = f"; did you mean {' or '.join(near)}?"
+    elif len(names) <= MOST_LISTED:
+        hint = f"; there are {', '.join(names)}"
+    else:
+        hint = f"; {listing}" if listing else ""
+    return f"unknown {kind} {shown}{hint}"
+
+
 SKIPPED = "skipped: "  # begins the warning of a record that cannot be read
 
 

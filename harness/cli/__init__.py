@@ -17,18 +17,16 @@ from typing import TYPE_CHECKING
 
 import harness
 from harness.base.files import FULL, NotFinished, NotStarted, cache_folder
+from harness.base.files import Mistake as Mistake  # for all commands
 from harness.base.system import HANGUP, STOPS
 from harness.base.text import filtered
 from harness.base.text import say as say  # for all commands
+from harness.base.text import unknown as unknown_name
 
 if TYPE_CHECKING:
     from harness.cli.argument_parser import Parser
 
 OK, NOT_OK, NOT_STARTED, REGRESSION, INTERRUPTED = 0, 1, 2, 3, 130
-
-
-class Mistake(NotStarted):
-    """The command line is invalid; the message is one sentence."""
 
 
 GROUPS = {
@@ -68,16 +66,14 @@ def main(argv: list[str] | None = None) -> int:
         completion.complete()
     argv = sys.argv[1:] if argv is None else argv
     if not argv:
-        from harness.cli import report
+        from harness.cli import alone
 
-        return report.show()
+        return alone.show()
     if argv[0] == "help":  # as git has it
         argv = [*argv[1:], "--help"]
     # Options of `harness` itself take no value, so the first word is the command.
     word = next((word for word in argv if not word.startswith("-")), "")
     if word and word not in COMMANDS:
-        from harness.cli.options import unknown as unknown_name
-
         say(unknown_name("command", word, COMMANDS, "harness --help lists all"))
         return NOT_STARTED
     arguments, unknown = parser([word] if word else [], "--help-all" in argv).parse_known_args(argv)
@@ -107,6 +103,10 @@ def _stop(number: int, frame: object) -> None:
 
 
 def _run(arguments: argparse.Namespace) -> int:
+    if arguments.command == "recommend":
+        # Before NumPy is loaded. The matrices of a fit are small: on a busy machine the threads of OpenBLAS
+        # wait for each other ten times as long as they compute. Probes and workers set their own number.
+        os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     try:
         code: int = importlib.import_module(f"harness.cli.{arguments.command}").run(arguments)
         return code

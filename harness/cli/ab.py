@@ -10,13 +10,15 @@ from pathlib import Path
 
 from harness.analysis.figures import BY_NAME
 from harness.analysis.paired import FEWEST_ROUNDS
+from harness.api import named_models
+from harness.api.inputs import chosen
+from harness.api.progress import Progress
 from harness.base.text import duration, list_named, plural
 from harness.campaign import ab as campaign_ab
 from harness.campaign import forecast
 from harness.campaign.rounds import RunOptions
-from harness.cli import Mistake, compare, dry_run, model_arguments, say
-from harness.cli.options import chosen
-from harness.cli.progress import Progress
+from harness.cli import Mistake, compare, dry_run, say
+from harness.cli.arguments import keeping, models_choice, say_what_is_random
 from harness.cli.shared_options import RESULTS
 from harness.compare import Change
 from harness.compare.ab import Rounds
@@ -44,7 +46,7 @@ def run(arguments: argparse.Namespace) -> int:
         for model, own, side in zip((arguments.a, arguments.b or arguments.a), settings, "ab", strict=True)
     )
     wanted = planned(a, b, (arguments.package_a, arguments.package_b), arguments)
-    model_arguments.say_what_is_random(arguments, wanted.sides)
+    say_what_is_random(arguments, wanted.sides)
     if not (arguments.b or arguments.set_a or arguments.set_b or arguments.package_a or arguments.package_b):
         say("both sides are the same, so this finds noise alone: name B, or what changes (--set-b)")
     root = (arguments.out or RESULTS).absolute()
@@ -102,7 +104,10 @@ def loaded(
     """What a side measures: a model or config with the keys of --set and those of its own, which errors name
     as `option` and the setting. Raises Mistake, ConfigError."""
     try:
-        return model_arguments.experiment([model], arguments, [*arguments.set, *settings])
+        settings_of_both = [*arguments.set, *settings]
+        return named_models.experiment(
+            [model], models_choice(arguments), settings_of_both, keeping(arguments)
+        )
     except ConfigError as wrong:
         message = str(wrong)
         for setting in settings:
@@ -129,8 +134,9 @@ def _pairs(sides: tuple[Experiment, Experiment], arguments: argparse.Namespace) 
     timed = [[cell for cell in plan.cells(each) if not (cell.searches or cell.scores)] for each in sides]
     pairs, alone = plan.pairs(*timed)
     if pairs:
-        wanted = {cell.id for cell in chosen([cell for pair in pairs for cell in pair], arguments)}
-        pairs = [pair for pair in pairs if wanted & {cell.id for cell in pair}]
+        both = [cell for pair in pairs for cell in pair]
+        matching = {cell.id for cell in chosen(both, arguments.only, arguments.trust_remote_code)}
+        pairs = [pair for pair in pairs if matching & {cell.id for cell in pair}]
     if alone and not arguments.only:
         ids = list_named([cell.id for cell in alone], 3)
         raise Mistake(

@@ -136,7 +136,7 @@ def ab() -> Command:
 
     return Command(
         argument("a", "A", f"side A: {ONE_MODEL}"),
-        argument("b", "B", "side B (default: A, changed by --set-b or --package-b)", nargs="?"),
+        argument("b", "B", "side B (default: A with --set-b or --package-b)", nargs="?"),
         set_of("b"),
         package("b"),
         *VARIANTS,

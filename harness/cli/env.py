@@ -1,86 +1,23 @@
-"""`harness env`: environments of the stacks: list, build, adopt, pack."""
+"""`harness env`: list, build and check the environments of the stacks; other modules adopt and pack."""
 
 from __future__ import annotations
 
 import argparse
 import json
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TypedDict, cast
 
 from harness import machine
-from harness.base.text import plural
+from harness.api.progress import Progress
 from harness.campaign import worker
-from harness.cli import NOT_OK, OK, Mistake, say, synth
-from harness.cli.options import unknown
-from harness.cli.progress import Progress
-from harness.stacks import adopted, build, pack
-from harness.stacks.adopted import EnvironmentFailed, Interpreter
-from harness.stacks.header import Environment, project_of, stacks
+from harness.cli import NOT_OK, OK, env_pack, env_use, say, synth
+from harness.cli.environments import environments
+from harness.stacks import adopted, build
+from harness.stacks.adopted import EnvironmentFailed
+from harness.stacks.header import Environment, stacks
 from runners.protocol import Request
-
-
-def environments(names: Sequence[str], device: str | None) -> list[Environment]:
-    """The environments of these stacks (default: all) for a device family (default: all). Raises Mistake."""
-    for name in names:
-        if name not in stacks():
-            raise Mistake(unknown("stack", name, stacks()))
-    of_stacks = [e for name in names or stacks() for e in stacks()[name].environments.values()]
-    if device is not None and device not in (known := sorted({e.device for e in of_stacks})):
-        raise Mistake(f"no environment for device {device}; there are {', '.join(known)}")
-    return [environment for environment in of_stacks if device in (None, environment.device)]
-
-
-# `harness env use` and `forget`: run a stack in an interpreter that is already there.
-
-
-LIMIT_S = 60.0
-
-
-def _use(arguments: argparse.Namespace) -> int:
-    """Adopt an interpreter once it has imported the runner; print its versions. Raises Mistake."""
-    (environment,) = environments([arguments.stack], arguments.device)
-    try:
-        # Never resolved: a virtual environment's python is a symlink to one outside.
-        found = adopted.look(environment, arguments.python.expanduser().absolute())
-    except EnvironmentFailed as failure:
-        raise Mistake(str(failure)) from failure
-    if why := _import_failure(found):
-        raise Mistake(f"{arguments.stack} cannot be imported in {found.python}: {why}")
-    adopted.keep(found)
-    assert found.adopted
-    print(f"{environment.title}: {found.python}, Python {found.adopted.python_version}")
-    named = {project_of(each) for each in environment.dependencies}
-    versions = [line.replace("==", " ") for line in found.lock if project_of(line) in named]
-    others = plural(len(found.lock) - len(versions), "package")
-    print(f"    {', '.join(versions)}, and {others} that they need")
-    for gap in found.gaps():
-        print(f"    {gap}")
-    return OK
-
-
-def _import_failure(interpreter: Interpreter) -> str | None:
-    """Why a worker cannot import the runner in it; null if it can. Uses no device."""
-    request = Request("import", interpreter.environment.stack, "cpu", {})
-    with tempfile.TemporaryDirectory(prefix="harness-import-") as folder:
-        try:
-            worker.facts_of(worker.run_job(request, interpreter, Path(folder), LIMIT_S))
-        except worker.JobFailed as failure:
-            return str(failure)
-    return None
-
-
-def _forget(arguments: argparse.Namespace) -> int:
-    (environment,) = environments([arguments.stack], arguments.device)
-    if (python := adopted.forget(environment)) is None:
-        raise Mistake(f"no interpreter is adopted for {environment.title}")
-    print(f"{environment.title}: no longer {python}")
-    return OK
-
-
-# `harness env list`, `create` and `check`: the environments of the stacks, built or not.
-
 
 PROBE_TIMEOUT_S = 1800.0  # a stack may compile all its kernels at their first check
 
@@ -205,43 +142,15 @@ def _lines(line: Listed) -> Iterator[str]:
         yield f"    kernel {kernel}: {why or 'works'}"
 
 
-# `harness env pack`: one folder with all that a machine without a network needs.
-
-
-def _pack(arguments: argparse.Namespace) -> int:
-    """Make the pack and print how large it is. Raises Mistake, PackError."""
-    environments(arguments.stack, None)
-    for kind, word, known in (
-        ("Python", arguments.python, pack.PYTHONS),
-        ("platform", arguments.platform, pack.PLATFORMS),
-    ):
-        if word not in known:
-            raise Mistake(unknown(kind, word, known))
-    text, file = "", arguments.have
-    try:
-        text = file.read_text(encoding="utf-8") if file else ""
-    except (OSError, UnicodeDecodeError) as refusal:
-        why = getattr(refusal, "strerror", None) or "it is no text"
-        raise Mistake(f"--have {file}: cannot be read: {why}") from refusal
-    folder, progress = arguments.folder, Progress()
-    target = pack.Target(arguments.python, arguments.platform, arguments.device)
-    pack.pack(folder, arguments.stack, target, pack.have(text), progress.say)
-    progress.clear()
-    sizes = [path.stat().st_size for path in (folder / "packages").iterdir()]
-    print(f"{folder}: {plural(len(sizes), 'package')}, {sum(sizes) / 1e6:.1f} MB")
-    print(f"copy {folder} to the machine; there: sh {folder.name}/install.sh [--python PYTHON] [--to FOLDER]")
-    return OK
-
-
 def run(arguments: argparse.Namespace) -> int:
     """Do one action."""
     actions = {
         "list": _list,
         "create": _create,
         "check": _check,
-        "use": _use,
-        "forget": _forget,
-        "pack": _pack,
+        "use": env_use.use,
+        "forget": env_use.forget,
+        "pack": env_pack.make,
         "synth": synth.make,
     }
     return actions[arguments.action](arguments)

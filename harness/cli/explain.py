@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 
 from harness.analysis.warnings import DISTURBANCES, Warnings
+from harness.base.text import unknown
 from harness.cli import OK, Mistake
-from harness.cli.options import unknown
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -9,14 +9,13 @@ from pathlib import Path
 
 from harness.analysis import flags as analysis_flags
 from harness.analysis.warnings import Warnings
-from harness.base.text import printable, shortened
-from harness.cli import NOT_OK, OK, REGRESSION, Mistake, options, say, theory_options
-from harness.cli.options import unknown
+from harness.api.fit import check_variants, limits
+from harness.base.text import printable, shortened, unknown
+from harness.cli import NOT_OK, OK, REGRESSION, Mistake, say
 from harness.dataset.logs import Row, Theory, analysed, read, study_of_log
 from harness.records import ResultsError
 from harness.records.foreign.log import Log
 from harness.records.foreign.table import Options
-from harness.theory.known_models import NoModel, described
 
 OF_WEIGHTS = (Warnings.faster_than_limit, Warnings.first_token_faster_than_limit)
 OF_SPEED = (*OF_WEIGHTS, Warnings.slope_faster_than_limit)
@@ -36,10 +35,9 @@ def run(arguments: argparse.Namespace) -> int:
     path: Path = arguments.log
     options = Options(arguments.latency_column, arguments.time_column, arguments.group_column, arguments.unit)
     bpw = _bpw(arguments.bpw)
-    theory = _theory(arguments.model, arguments.machine)
+    theory = limits(arguments.model, arguments.machine)
     log = read(path, options)
-    if unmatched := bpw.keys() - log.series.keys() - log.requests.keys():
-        raise Mistake(unknown("variant", min(unmatched), [*log.series, *log.requests]))
+    check_variants(bpw, log)
     _check_gate(arguments.fail_on, log, theory, bpw)
     rows = analysed(log, theory, bpw)
     notes = [printable(note) for note in log.notes]
@@ -84,19 +82,6 @@ def _draw(path: Path, log: Log, rows: list[Row], page: Path) -> int:
         return NOT_OK
     print(page.absolute())
     return OK
-
-
-def _theory(model: str | None, machine: str | None) -> Theory | None:
-    if model is None and machine is None:
-        return None
-    if model is None or machine is None:
-        raise Mistake("--model and --machine go together")
-    try:
-        _, found = described(model, Path(), otherwise="give its config.json")
-    except NoModel as why:
-        raise Mistake(f"--model: {why}") from why
-    (which,) = theory_options.machines_of([machine], options.known()).values()
-    return Theory(found.decoder, which)
 
 
 def _bpw(given: list[str]) -> dict[str, float]:

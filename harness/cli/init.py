@@ -8,10 +8,11 @@ import json
 from pathlib import Path
 
 from harness import machine
+from harness.api import named_models
+from harness.api.named_models import Choice, dtype_of
 from harness.base import data
 from harness.base.nvml import visible_gpus
-from harness.cli import OK, Mistake, model_arguments
-from harness.cli.model_arguments import dtype_of
+from harness.cli import OK, Mistake
 from harness.machine import Facts
 from harness.models import served
 from harness.stacks import build
@@ -46,9 +47,9 @@ def run(arguments: argparse.Namespace) -> int:
     path = Path(arguments.file)
     facts: Facts = {**machine.facts(), "gpus": visible_gpus()}
     if path.suffix.lower() == ".gguf" or served.is_address(arguments.file):
-        made = model_arguments.document([arguments.file], None, None)
+        made = named_models.document([arguments.file], Choice())
         path = Path(f"{made.data['models'][0]['name']}.yaml")
-        content = model_arguments.config_text(made, path)
+        content = named_models.config_text(made, path)
     else:
         content = text(facts, str(path))
     try:

@@ -5,33 +5,44 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import os
 import shlex
 from collections.abc import Sequence
-from typing import Any
+from pathlib import Path
 
-from harness.cli import NOT_OK, OK, Mistake, say
+from harness import machine
+from harness.api import prediction as predicting
+from harness.api.inputs import stored
+from harness.api.prediction import (
+    LEAST_CONTEXT,
+    USUAL_CONTEXT,
+    OnMachine,
+    Prediction,
+    Variants,
+    prediction,
+)
+from harness.api.theory import ALL, THIS
+from harness.base import data
+from harness.cli import NOT_OK, OK, Mistake, main, say
 from harness.cli.commands import GOALS
-from harness.cli.options import unknown
+from harness.dataset.study import load_study
+from harness.recommend import answer, commands, questions, text
+from harness.recommend.answer import Choice, Ranked
+from harness.recommend.candidates import Candidate, Place, Subject
+from harness.recommend.questions import Found, Pair
+from harness.recommend.speed import Predictor
+from harness.report.text_table import wrapped
+from harness.report.theory_text import short
+from harness.theory import cpus, names
+from harness.theory.decoder import Decoder
+from harness.theory.machines import MACHINES, memory_words, reserved_words
 
-LEAST_CONTEXT = 2
-USUAL_CONTEXT = 8192
 USUAL_TOK_S = 10.0
 MOST, MOST_MACHINES = 5, 15
-ALL = "all"
 _OF_ONE = ("memory", "bandwidth", "reserve")  # options of one machine
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the answer; 1 if nothing fits. Raises Mistake."""
-    # Before NumPy is loaded. The matrices of a fit are small: on a busy machine the threads of OpenBLAS wait
-    # for each other ten times as long as they compute. Probes and workers set their own number.
-    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
-    from harness.cli import recommend_inputs
-    from harness.recommend import answer as recommend_answer
-    from harness.recommend import candidates, quality_loss
-    from harness.theory import cpus
-
     _check(arguments)
     if arguments.memory_speed:
         channels = arguments.channels or cpus.USUAL_CHANNELS
@@ -39,77 +50,95 @@ def run(arguments: argparse.Namespace) -> int:
         arguments.bandwidth = cpus.bytes_per_s(arguments.memory_speed, channels) / 1e9
     if arguments.model is None:
         return _what_runs_here(arguments)
-    given = recommend_inputs.model_from(arguments.model)
+    given = predicting.model_from(arguments.model)
     model = given.subject.model
     if arguments.prove and given.source.row is None:
         raise Mistake(
             f"--prove measures weights, and those of {model.name} cannot be made here: give its GGUF"
         )
     if arguments.context is None:
-        arguments.context = max(
-            LEAST_CONTEXT, min(USUAL_CONTEXT, given.subject.made.context or USUAL_CONTEXT)
-        )
+        arguments.context = predicting.usual_context(given.subject.made)
     if arguments.machine == ALL:
         return _which_machine(arguments, given.subject)
-    place = recommend_inputs.place_from(arguments)
-    known = recommend_inputs.known_models(arguments, place.devices)
-    offered = candidates.candidates(given.subject, place, arguments.context, arguments.stacks)
-    if place.takes_host and not place.host and not any(candidate.fits for candidate in offered):
-        place = recommend_inputs.with_usual_host(arguments, place)
-        known = recommend_inputs.known_models(arguments, place.devices)
-        offered = candidates.candidates(given.subject, place, arguments.context, arguments.stacks)
-    offered = [each for each in offered if given.runs(each.cell) and _is_current(each, arguments, known)]
-    if not offered:
-        raise Mistake(f"no stack{' of those' if arguments.stacks else ''} runs {model.name} on {place.name}")
-    scored = quality_loss.measured_quality(known.scores, model.name, given.fingerprint)
-    of_quality = quality_loss.known_quality(quality_loss.published_quality(), model.name, scored)
-    found = recommend_answer.choices(offered, known.examples, arguments.context, of_quality)
-    ranking = _ranked(arguments, found)
+    asked = _on_machine(arguments)
+    variants = predicting.variants(given, asked, arguments.context, arguments.stacks, arguments.results)
+    choices = variants.choices()
+    ranking = _ranked(arguments, choices)
     if arguments.prove and ranking:
-        recommend_inputs.prove(arguments, given, [each.choice for each in ranking[: arguments.prove]])
-        known = recommend_inputs.known_models(arguments, place.devices)
-        found = recommend_answer.choices(offered, known.examples, arguments.context, of_quality)
-        ranking = _ranked(arguments, found)
+        _prove(arguments, variants, [each.choice for each in ranking[: arguments.prove]])
+        variants = variants.measured_again(arguments.results)
+        choices = variants.choices()
+        ranking = _ranked(arguments, choices)
     if arguments.json:
-        print(json.dumps(_as_json(arguments, found, ranking), indent=1, allow_nan=False))
+        whole = {
+            "context": arguments.context,
+            "tok_s": arguments.tok_s,
+            "ranking": [{"name": each.choice.title, "why": each.why} for each in ranking],
+            "variants": [prediction(choice) for choice in choices],
+        }
+        print(json.dumps(whole, indent=1, allow_nan=False))
     else:
-        _print(arguments, given, place, known, found, ranking)
+        _print(arguments, variants, choices, ranking)
     if ranking:
         return OK
-    fitting = [each for each in found if each.candidate.fits]
-    fastest = max(fitting, key=lambda each: each.deep.value, default=None)
-    say(_too_slow(arguments, fastest) if fastest else _fits_nowhere(found, arguments.context, place))
+    fitting = [choice for choice in choices if choice.candidate.fits]
+    fastest = max(fitting, key=lambda choice: choice.deep.value, default=None)
+    place = variants.place
+    say(_too_slow(arguments, fastest) if fastest else _fits_nowhere(choices, arguments.context, place))
     return NOT_OK
 
 
-def _is_current(candidate: Any, arguments: argparse.Namespace, known: Any) -> bool:
-    """Whether its stack's package is maintained, or the stack is asked for, installed, or measured there."""
-    from harness.recommend.answer import HERE_TOO, MEASURED, basis
-    from harness.stacks import build
+def _on_machine(arguments: argparse.Namespace) -> OnMachine:
+    return OnMachine(
+        machine=arguments.machine,
+        memory=arguments.memory,
+        bandwidth=arguments.bandwidth,
+        memory_speed=arguments.memory_speed,
+        channels=arguments.channels,
+        kind=arguments.kind,
+        vendor=arguments.vendor,
+        reserve=arguments.reserve,
+        host_memory=arguments.host_memory,
+        host_bandwidth=arguments.host_bandwidth,
+    )
 
-    header = candidate.cell.header
-    if not header.successor or header.stack in arguments.stacks:
-        return True
-    installed = any(build.find(environment) for environment in header.environments.values())
-    return installed or basis(candidate, known.examples) in (MEASURED, HERE_TOO)
+
+def _prove(arguments: argparse.Namespace, variants: Variants, choices: Sequence[Choice]) -> None:
+    """Measure these variants with a short decode and windows up to the context, and append each prediction
+    with its outcome. Raises Mistake."""
+    given, results = variants.given, arguments.results
+    assert given.source.row is not None  # checked before
+    folder: Path = results / data.RECOMMENDED
+    config = folder / f"{given.subject.model.name}.yaml"
+    device = "cpu" if choices[0].candidate.traits.family == "cpu" else "cuda"
+    cells = [choice.candidate.cell for choice in choices]
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        config.write_text(commands.config_text(cells, given.source.row, device, arguments.context))
+    except OSError as refusal:
+        raise Mistake(f"{config}: cannot be written: {refusal.strerror}") from refusal
+    if main(["run", str(config), "-o", str(results)]) not in (OK, NOT_OK):
+        raise Mistake(f"{config} could not be measured")
+    here = machine.facts()["slug"]
+    rows = load_study([*stored(results)]).cells
+    windows = [row for row in rows if row["depths"] and row["machine"] == here]
+    for choice in choices:
+        outcome = answer.outcome_of_choice(choice, windows, arguments.context)
+        say(answer.outcome_sentence(choice, outcome))
+        if outcome and choice.basis != answer.MEASURED:  # that was no prediction
+            answer.keep_outcome(results, outcome)
 
 
-def _ranked(arguments: argparse.Namespace, found: Sequence[Any]) -> Any:
+def _ranked(arguments: argparse.Namespace, choices: Sequence[Choice]) -> list[Ranked]:
     """The ranking of those that reach the speed asked for."""
-    from harness.recommend import answer, questions
-
-    fast = questions.reaching(found, arguments.tok_s) if arguments.tok_s else found
+    fast = questions.reaching(choices, arguments.tok_s) if arguments.tok_s else choices
     return answer.ranked(fast, arguments.goal, arguments.most or MOST)
 
 
 def _what_runs_here(arguments: argparse.Namespace) -> int:
     """Of all known models, by size, the best variant on one machine. Raises Mistake."""
-    from harness.cli import recommend_inputs
-    from harness.recommend import questions, text
-    from harness.theory.machines import memory_words
-
-    subjects = recommend_inputs.known_subjects(arguments.models)
-    place = recommend_inputs.place_from(arguments)
+    subjects = predicting.known_subjects(arguments.models)
+    place = predicting.place_from(_on_machine(arguments))
     arguments.context = arguments.context or USUAL_CONTEXT
     trained = [each for each in subjects if each.made.context >= arguments.context]
     pairs = questions.pairs(trained, [place], arguments.context)
@@ -124,12 +153,10 @@ def _what_runs_here(arguments: argparse.Namespace) -> int:
     return _show_found(arguments, heading, shown, notes, found, nearest, pairs)
 
 
-def _which_machine(arguments: argparse.Namespace, subject: Any) -> int:
+def _which_machine(arguments: argparse.Namespace, subject: Subject) -> int:
     """The known machines on which a model reaches a speed, each with its variant. Raises Mistake."""
-    from harness.cli import recommend_inputs
-    from harness.recommend import questions, text
-
-    pairs = questions.pairs([subject], recommend_inputs.all_places(arguments), arguments.context)
+    places = predicting.all_places(_on_machine(arguments))
+    pairs = questions.pairs([subject], places, arguments.context)
     found, nearest = _reaching(arguments, pairs)
     found = questions.by_memory(found)
     best = [each for each in found if each.kind == found[0].kind]
@@ -142,7 +169,7 @@ def _which_machine(arguments: argparse.Namespace, subject: Any) -> int:
     return _show_found(arguments, heading, shown, notes, found, nearest, pairs)
 
 
-def _of_hosts(pairs: Sequence[Any]) -> list[str]:
+def _of_hosts(pairs: Sequence[Pair]) -> list[str]:
     """A sentence where a mixture's experts may be on the CPU of a GPU's host, and that is not known."""
     if not any(each.subject.made.experts and each.place.takes_host and not each.place.host for each in pairs):
         return []
@@ -152,20 +179,16 @@ def _of_hosts(pairs: Sequence[Any]) -> list[str]:
     ]
 
 
-def _reaching(arguments: argparse.Namespace, pairs: Sequence[Any]) -> tuple[list[Any], Any]:
+def _reaching(arguments: argparse.Namespace, pairs: Sequence[Pair]) -> tuple[list[Found], Choice | None]:
     """The best variant of each pair that reaches the speed; the nearest choice where nothing does."""
-    from harness.cli import recommend_inputs
-    from harness.recommend import answer, questions
-    from harness.recommend.speed import Predictor
-
     context = arguments.context
     arguments.tok_s = arguments.tok_s or USUAL_TOK_S
     devices = {each.name: each for pair in pairs for each in pair.place.devices}
-    known = recommend_inputs.known_models(arguments, [*devices.values()])
+    known = predicting.measured_here(arguments.results, [*devices.values()])
     predictor = Predictor(known.examples)
 
-    def predict(questions: Sequence[Any]) -> Sequence[Any]:
-        return answer.choices(questions, known.examples, context, lambda _: None, predictor)
+    def predict(candidates: Sequence[Candidate]) -> Sequence[Choice]:
+        return answer.choices(candidates, known.examples, context, lambda _: None, predictor)
 
     found = questions.best(pairs, context, arguments.tok_s, predict)
     return found, None if found else questions.nearest(pairs, context, predict)
@@ -174,30 +197,27 @@ def _reaching(arguments: argparse.Namespace, pairs: Sequence[Any]) -> tuple[list
 def _show_found(
     arguments: argparse.Namespace,
     heading: str,
-    shown: Sequence[Any],
+    shown: Sequence[Found],
     notes: Sequence[str],
-    found: Sequence[Any],
-    nearest: Any,
-    pairs: Sequence[Any],
+    found: Sequence[Found],
+    nearest: Choice | None,
+    pairs: Sequence[Pair],
 ) -> int:
     """Print some of those found; 1 where nothing reaches the speed."""
-    from harness.cli.recommend_inputs import THIS
-    from harness.recommend import text
-
     context, tok_s = arguments.context, arguments.tok_s
     hosts = _of_hosts(pairs)
     if arguments.json:
         rows = [_row_of(each) for each in shown]
         print(json.dumps({"context": context, "tok_s": tok_s, "rows": rows}, indent=1, allow_nan=False))
     elif shown:
-        names = arguments.model or "MODEL", "NAME" if arguments.machine == ALL else arguments.machine
-        of_machine = f" --machine {shlex.quote(names[1])}" if names[1] != THIS else ""
+        model, on = arguments.model or "MODEL", "NAME" if arguments.machine == ALL else arguments.machine
+        of_machine = f" --machine {shlex.quote(on)}" if on != THIS else ""
         notes = [
             *text.that_may(found, tok_s),
             *notes,
             *hosts,
             *text.of_others(found, shown),
-            f"One of them in full: harness recommend {names[0]}{of_machine} --context {context}",
+            f"One of them in full: harness recommend {model}{of_machine} --context {context}",
         ]
         text.show_found(heading, shown, arguments.machine == ALL, notes, arguments.wide)
     if shown:
@@ -211,10 +231,7 @@ def _show_found(
     return NOT_OK
 
 
-def _too_slow(arguments: argparse.Namespace, nearest: Any) -> str:
-    from harness.recommend import text
-    from harness.report.theory_text import short
-
+def _too_slow(arguments: argparse.Namespace, nearest: Choice) -> str:
     traits, speed = nearest.candidate.traits, nearest.deep.value
     return (
         f"nothing reaches {arguments.tok_s:g} tok/s at {arguments.context:,} tokens of context: the nearest, "
@@ -223,18 +240,13 @@ def _too_slow(arguments: argparse.Namespace, nearest: Any) -> str:
     )
 
 
-def _beyond(made: Any) -> str:
+def _beyond(made: Decoder) -> str:
     return f"beyond the {made.context:,} tokens that it was trained on: quality is not known there"
 
 
 def _check(arguments: argparse.Namespace) -> None:
     """Raises Mistake."""
-    from harness.cli.recommend_inputs import THIS
-    from harness.stacks.header import stacks
-
-    for name in arguments.stacks:
-        if name not in stacks():
-            raise Mistake(unknown("stack", name, stacks()))
+    predicting.check_stacks(arguments.stacks)
     if arguments.context is not None and arguments.context < LEAST_CONTEXT:
         raise Mistake(f"--context {arguments.context}: a prompt and a token need {LEAST_CONTEXT}")
     for other in ("machine", "bandwidth"):
@@ -262,18 +274,9 @@ def _check(arguments: argparse.Namespace) -> None:
 
 
 def _print(
-    arguments: argparse.Namespace,
-    given: Any,
-    place: Any,
-    known: Any,
-    found: Sequence[Any],
-    ranking: Sequence[Any],
+    arguments: argparse.Namespace, variants: Variants, choices: Sequence[Choice], ranking: Sequence[Ranked]
 ) -> None:
-    from harness.recommend import answer as recommend_answer
-    from harness.recommend import text
-    from harness.report.text_table import wrapped
-    from harness.theory.machines import memory_words
-
+    given, place = variants.given, variants.place
     made, memory = given.subject.made, memory_words(place.device.memory_bytes or 0)
     speed = f", {arguments.tok_s:g} tok/s or more" if arguments.tok_s else ""
     on = f"{given.subject.model.name} on {place.name} with {memory}"
@@ -285,8 +288,8 @@ def _print(
     if ranking or arguments.all:
         print()
     if arguments.all:
-        text.show_all(found, arguments.context, arguments.wide)
-        text.show_unmaintained(found)
+        text.show_all(choices, arguments.context, arguments.wide)
+        text.show_unmaintained(choices)
         print()
     if ranking:
         shown = text.show(ranking, arguments.context, arguments.wide)
@@ -294,27 +297,21 @@ def _print(
             text.show_unmaintained([each.choice for each in ranking])
         if ranking[0].choice.deep.value < (arguments.tok_s or 0):
             print("\nless is predicted; only the upper ends of these intervals reach that speed")
-        so_far = recommend_answer.outcomes_so_far(arguments.results)
-        text.show_notes(ranking, shown, known.examples, place, so_far)
+        so_far = answer.outcomes_so_far(arguments.results)
+        text.show_notes(ranking, shown, variants.known.examples, place, so_far)
         text.show_commands(ranking[0].choice, given.source, arguments.context, place)
 
 
-def _reserved(arguments: argparse.Namespace, place: Any) -> list[str]:
-    from harness.theory.machines import reserved_words
-
+def _reserved(arguments: argparse.Namespace, place: Place) -> list[str]:
     if not (place.device.reserve_bytes or arguments.reserve):
         return []
     return [reserved_words(place.device.reserve, "are ")]
 
 
-def _fits_nowhere(found: Sequence[Any], context: int, place: Any) -> str:
+def _fits_nowhere(choices: Sequence[Choice], context: int, place: Place) -> str:
     """How much is missing for the smallest variant, and the smallest known machine with enough."""
-    from harness.recommend import text
-    from harness.theory import names
-    from harness.theory.machines import MACHINES, memory_words
-
-    whole = [each for each in found if each.candidate.split is None]
-    least = min(whole, key=lambda each: each.candidate.memory_bytes)
+    whole = [choice for choice in choices if choice.candidate.split is None]
+    least = min(whole, key=lambda choice: choice.candidate.memory_bytes)
     candidate = least.candidate
     short = candidate.memory_bytes - candidate.available_bytes
     hint = f"; {candidate.longest:,} tokens of context would fit" if candidate.longest else ""
@@ -336,18 +333,18 @@ def _fits_nowhere(found: Sequence[Any], context: int, place: Any) -> str:
     )
 
 
-def _as_json(
-    arguments: argparse.Namespace, found: Sequence[Any], ranking: Sequence[Any]
-) -> dict[str, object]:
-    return {
-        "context": arguments.context,
-        "tok_s": arguments.tok_s,
-        "ranking": [{"name": each.choice.title, "why": each.why} for each in ranking],
-        "variants": [_row(each) for each in found],
-    }
+class OneModel(Prediction):
+    """The best variant of one model on one machine."""
+
+    model: str
+    parameters: int
+    machine: str
+    machine_memory_bytes: float | None
+    bytes_per_s: float
+    reaches: str
 
 
-def _row_of(found: Any) -> dict[str, object]:
+def _row_of(found: Found) -> OneModel:
     """One model on one machine."""
     place = found.pair.place
     return {
@@ -357,37 +354,5 @@ def _row_of(found: Any) -> dict[str, object]:
         "machine_memory_bytes": place.device.memory_bytes,
         "bytes_per_s": place.bytes_per_s,
         "reaches": "predicted" if found.reaches else "upper end of the interval",
-        **_row(found.choice),
-    }
-
-
-def _row(choice: Any) -> dict[str, object]:
-    candidate = choice.candidate
-
-    def ends(figure: Any) -> list[float] | None:
-        return [figure.value, figure.low, figure.high] if figure else None
-
-    return {
-        "name": choice.title,
-        "stack": candidate.cell.variant.stack,
-        "variant": candidate.cell.variant.name,
-        "options": candidate.cell.variant.options,
-        "fits": candidate.fits,
-        "memory_bytes": candidate.memory_bytes,
-        "gpu_layers": candidate.split.gpu_layers if candidate.split else None,
-        "n_cpu_moe": candidate.split.n_cpu_moe or None if candidate.split else None,
-        "host_memory_bytes": candidate.split.memory_bytes if candidate.split else None,
-        "available_bytes": candidate.available_bytes,
-        "weight_bytes": candidate.weight_bytes,
-        "bits_per_weight": candidate.bits,
-        "longest_context": candidate.longest,
-        "tokens_per_s": ends(choice.start),
-        "tokens_per_s_at_context": ends(choice.deep),
-        "ttft_2048_ms": ends(choice.first_short),
-        "ttft_context_ms": ends(choice.first_deep),
-        "quality_loss": choice.quality.loss if choice.quality else None,
-        "kld_mean": choice.quality.kld if choice.quality else None,
-        "kld_mean_ci95": choice.quality.kld_ci95 if choice.quality else None,
-        "quality_source": choice.quality.source if choice.quality else None,
-        "basis": choice.basis,
+        **prediction(found.choice),
     }

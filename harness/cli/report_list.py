@@ -5,12 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 from harness.analysis.disturbances import disturbance_summary
+from harness.api.load import Source, of_records
 from harness.base.text import few
 from harness.cli import OK, say
 from harness.dataset.energy import with_energy
 from harness.dataset.rows import of_folder, without_collection
 from harness.dataset.study import study_of
-from harness.loading import Source, of_records
 from harness.records import no_records
 from harness.report.cell_tables import show_cells_table
 

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from harness.analysis.memory import PARTS, Attribution, Moment
 from harness.base.text import few
 from harness.cli import OK, say
 from harness.dataset.rows import of_folder
-from harness.dataset.study import attributions, study_of
+from harness.dataset.study import attributions, provisional, study_of
 from harness.records import no_records
+from harness.report.figure_texts import state
 from harness.report.text_table import NONE, Table, formatted, note
 
 
@@ -28,32 +29,35 @@ def run(folder: Path, as_json: bool, wide: bool) -> int:
     if as_json:
         print(json.dumps(rows, indent=1, allow_nan=False))
     else:
-        _print_memory(rows, wide)
+        states = {cell["name"]: state(cell) for cell in study.cells if provisional(cell)}
+        _print_memory(rows, states, wide)
     return OK
 
 
-def _print_memory(rows: Sequence[Attribution], wide: bool) -> None:
+def _print_memory(rows: Sequence[Attribution], states: Mapping[str, str], wide: bool) -> None:
+    """Print the table. `states`: of cells whose status is not that of their repeats, by name."""
     kv = ["KV B/token", "KV B/token by theory"]
     headings = ["cell", "file", "total", *PARTS, "unattributed", *kv]
-    lines = [line for row in rows for line in _lines(row)]
+    lines = [line for row in rows for line in _lines(row, states)]
     shown = Table(headings, lines, [False] + [True] * (len(headings) - 1)).show(wide)
     explained = "; unattributed: total minus the parts, in % of the total" * ("unattributed" in shown)
     note(f"sizes in MB (1e6 bytes){explained}")
-    if any(at and at["by_difference"] for row in rows for at in (row["loaded"], row["peak"])):
+    if any(moment and moment["by_difference"] for row in rows for moment in (row["loaded"], row["peak"])):
         note("~: inferred: total minus the reported parts; unattributed is then unknown")
 
 
-def _lines(row: Attribution) -> Iterator[list[str]]:
+def _lines(row: Attribution, states: Mapping[str, str]) -> Iterator[list[str]]:
     """The cell's name, which may be long, and a line per moment: the file's size stands in the first, the KV
     cache in the last."""
-    every = {"loaded": row["loaded"], "peak": row["peak"]}
-    moments = [each for each in every.items() if each[1]] or [(NONE, None)]
+    both = {"loaded": row["loaded"], "peak": row["peak"]}
+    moments: list[tuple[str, Moment | None]] = [(name, at) for name, at in both.items() if at]
+    moments = moments or [(NONE, None)]
     status = row["status"] if row["kind"] == "measured" else row["kind"]
-    yield [f"{row['name']}  {status}", *[""] * (len(PARTS) + 5)]
-    for place, (at, moment) in enumerate(moments):
-        cell = [f"  {at}", _mb(row["file_bytes"]) if place == 0 else ""]
+    yield [f"{row['name']}  {states.get(row['name'], status)}", *[""] * (len(PARTS) + 5)]
+    for number, (name, moment) in enumerate(moments):
+        cell = [f"  {name}", _mb(row["file_bytes"]) if number == 0 else ""]
         kv = [formatted(row["measured_bytes_per_token"]), formatted(row["kv_bytes_per_token"])]
-        yield [*cell, *_figures(moment), *(kv if place == len(moments) - 1 else ["", ""])]
+        yield [*cell, *_figures(moment), *(kv if number == len(moments) - 1 else ["", ""])]
 
 
 def _figures(moment: Moment | None) -> list[str]:

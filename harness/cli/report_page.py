@@ -8,14 +8,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from harness import loading, records
+from harness import records
+from harness.api import load
+from harness.api.load import Source
 from harness.base.text import few, list_named, plural
 from harness.cli import OK, Mistake, say
 from harness.cli.pages import PUBLIC_SPEEDS, REPORTS, open_page
 from harness.dataset.energy import with_energy
 from harness.dataset.rows import without_collection
 from harness.dataset.study import Study, study_of, timed
-from harness.loading import Source
 from harness.records import ResultsError
 from harness.records.files import write_output
 from harness.records.foreign.log import LogError
@@ -65,11 +66,11 @@ def _put(text: str, output: Path | None) -> None:
 def _shown(arguments: argparse.Namespace, stack: contextlib.ExitStack) -> Shown:
     """What a page of one machine or of several shows. `stack`: keeps bundles unpacked. Raises Mistake,
     ResultsError."""
-    sources = loading.read(arguments.dir, stack)
+    sources = load.read(arguments.dir, stack)
     one_machine = arguments.baseline or arguments.campaign or arguments.format in ("csv", "json")
     if not one_machine and (shown := _of_machines(arguments, sources)):
         return shown
-    study, name = loading.study(arguments.dir, sources, arguments.baseline, arguments.campaign)
+    study, name = load.study(arguments.dir, sources, arguments.baseline, arguments.campaign)
     study = with_energy(study, arguments.price, arguments.power_log)
     return Shown(
         name,
@@ -135,7 +136,7 @@ def serve(paths: list[Path], baseline: Path | None, port: int) -> int:
     def build(version: str) -> str:
         try:
             with contextlib.ExitStack() as stack:
-                study, _ = loading.study(paths, loading.read(paths, stack), baseline)
+                study, _ = load.study(paths, load.read(paths, stack), baseline)
                 return report_page.page(study, version)
         except (ResultsError, LogError) as nothing:
             return report_page.waiting(", ".join(path.name for path in paths), f"{nothing}", version)

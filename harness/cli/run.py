@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import json
 import re
-import shlex
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
@@ -14,120 +12,22 @@ from pathlib import Path
 
 from harness.analysis.disturbances import disturbance_summary
 from harness.analysis.verdicts import USABLE
+from harness.api import named_models
+from harness.api.inputs import chosen
+from harness.api.progress import Progress
 from harness.base import bounds, data
 from harness.campaign import forecast
 from harness.campaign import run as campaign_run
 from harness.campaign.forecast import Forecast
-from harness.cli import NOT_OK, OK, Mistake, dry_run, fleet, model_arguments, say
-from harness.cli import progress as cli_progress
-from harness.cli.options import chosen
-from harness.cli.progress import Progress
-from harness.cli.shared_options import RESULTS
-from harness.config import ConfigError, Experiment, MaxCtx, Quality, Workload, plan
+from harness.cli import NOT_OK, OK, Mistake, dry_run, fleet, run_instead, say
+from harness.cli.arguments import keeping, models_choice, run_options, say_what_is_random
+from harness.config import ConfigError, Experiment, plan
 from harness.dataset.cell_rows import counted
 from harness.dataset.study import load_study, with_series
 from harness.records import ResultsError
-from harness.report import agreement_table, cell_tables, quality, text_table
+from harness.report import cell_tables
 from harness.report import page as report_page
 from harness.report.closing import commands
-from harness.report.text_table import note
-
-# `harness run --check-weights`: the logits of every variant against the 16-bit reference.
-
-
-PASSING = ("agrees", "unchecked")  # unchecked: nothing is known to be wrong
-
-
-def _check_weights(experiment: Experiment, arguments: argparse.Namespace) -> int:
-    """Check, then print the table or one array. Not ok when a variant is wrong, was compared with nothing, or
-    when its logits or those of its reference are missing; such a check runs again next time."""
-    seconds = campaign_run.CHECK_SECONDS if arguments.seconds is None else arguments.seconds
-    cells = chosen(plan.cells(experiment), arguments)
-    request = replace(cli_progress.run_options(arguments), retry_failed=True)
-    progress = Progress()
-    stored = campaign_run.check_weights(experiment, cells, request, progress, seconds)
-    progress.clear()
-    checks = load_study(stored).checks
-    if arguments.json:
-        print(json.dumps(checks, indent=1, allow_nan=False))
-    else:
-        agreement_table.agreement_table(checks).show(arguments.wide)
-        for sentence in agreement_table.agreement_notes(checks):
-            note(sentence, "yellow")
-        print(f"records: {request.root}")
-    passes = (check["depths"] and check["verdict"] in PASSING for check in checks)
-    return OK if all(passes) else NOT_OK
-
-
-# `harness run --max-ctx`: predict and verify the longest context of each variant.
-
-
-def _max_ctx(experiment: Experiment, arguments: argparse.Namespace) -> int:
-    """Search, then print the table or one array."""
-    if experiment.protocol.reserve is not None:
-        say("reserve is for forecasts; this search takes the memory that is free (of a CPU, memory_budget)")
-    # Without a workload of this kind, a search of all variants.
-    given = [each for each in experiment.workloads if isinstance(each, MaxCtx)] or [MaxCtx()]
-    changed = {"fill": False} if arguments.no_fill else {}
-    changed |= {"past_trained": True} if arguments.past_trained else {}
-    given = list(dict.fromkeys(each.model_copy(update=changed) for each in given))
-    if arguments.dry_run:
-        return _dry_run(experiment, given, arguments)
-    stored, root = cli_progress.run_one_kind(experiment, given, arguments)
-    study = load_study(stored)
-    searches = study.searches
-    if arguments.json:
-        print(json.dumps(searches, indent=1, allow_nan=False))
-    else:
-        text_table.show(cell_tables.searches_blocks(study), arguments.wide)
-        print(_where(root))
-    return OK if all(row["status"] in USABLE for row in searches) else NOT_OK
-
-
-# `harness run --quality`: perplexity, KL divergence and agreement of every variant on one text.
-
-
-def _quality(experiment: Experiment, arguments: argparse.Namespace) -> int:
-    """Score, then print the table or one array. Not ok when a score is."""
-    # Without a workload of this kind, the shipped text with all variants.
-    given = [each for each in experiment.workloads if isinstance(each, Quality)] or [Quality()]
-    if arguments.dry_run:
-        return _dry_run(experiment, given, arguments)
-    alone, cells = cli_progress.command_of_kind(experiment, given, arguments)
-    if path := arguments.export_reference:
-        campaign_run.export_reference(
-            alone, cells, cli_progress.run_options(arguments), progress := Progress(), path
-        )
-        progress.clear()
-        print(f"reference: {path.absolute()}")
-        return OK
-    results = arguments.out or RESULTS
-    if not arguments.json and (estimate := dry_run.scoring_estimate(alone, cells, results)):
-        say(estimate)
-    stored, root = cli_progress.run_one_kind(experiment, given, arguments)
-    scores = load_study(stored).scores
-    if arguments.json:
-        print(json.dumps(scores, indent=1, allow_nan=False))
-    else:
-        text_table.show(quality.blocks(scores), arguments.wide)
-        print(_where(root))
-    return OK if all(row["status"] == "ok" for row in scores) else NOT_OK
-
-
-def _where(root: Path) -> str:
-    """Where the records are, and how to get a page with them."""
-    return f"records: {root}\npage: harness report {shlex.quote(str(root))}"
-
-
-def _dry_run(experiment: Experiment, given: Sequence[Workload], arguments: argparse.Namespace) -> int:
-    alone, cells = cli_progress.command_of_kind(experiment, given, arguments)
-    root = cli_progress.run_options(arguments).root
-    has_reference = arguments.reference is not None
-    forecasts = forecast.forecasts(alone, cells)
-    return dry_run.show(alone, forecasts, root, arguments.json, has_reference, wide=arguments.wide)
-
-
-# `harness run`: measure every cell of a config, print the table, write the page.
 
 
 def _offer() -> str:
@@ -177,20 +77,20 @@ def run(arguments: argparse.Namespace) -> int:
     values["retry_disturbed"] = 0 if arguments.busy else None
     settings = [*arguments.set, *(f"{key}={value}" for key, value in values.items() if value is not None)]
     try:
-        arguments.config, experiment = model_arguments.experiment(
-            arguments.models,
-            arguments,
-            settings,
-            with_length=not instead,
-            prefers_server=not instead and not arguments.on,
-        )
+        choice = replace(models_choice(arguments), prefers_server=not instead and not arguments.on)
+        keeps = replace(keeping(arguments), with_length=not instead, is_local=not arguments.on)
+        arguments.config, experiment = named_models.experiment(arguments.models, choice, settings, keeps)
     except ConfigError as wrong:  # of the setting that the option became
         setting = f"--set new_tokens={arguments.tokens}"
         if setting not in str(wrong):
             raise
         raise ConfigError(str(wrong).replace(setting, f"--tokens {arguments.tokens}")) from wrong
-    model_arguments.say_what_is_random(arguments, [experiment])
-    kinds = {"max_ctx": _max_ctx, "quality": _quality, "check_weights": _check_weights}
+    say_what_is_random(arguments, [experiment])
+    kinds = {
+        "max_ctx": run_instead.max_ctx,
+        "quality": run_instead.quality,
+        "check_weights": run_instead.check_weights,
+    }
     return kinds[instead[0]](experiment, arguments) if instead else _measure(experiment, arguments)
 
 
@@ -201,7 +101,7 @@ def _option(name: str) -> str:
 
 def _measure(experiment: Experiment, arguments: argparse.Namespace) -> int:
     """Measure, print the table (or JSON), write the page."""
-    cells = chosen(plan.cells(experiment), arguments)
+    cells = chosen(plan.cells(experiment), arguments.only, arguments.trust_remote_code)
     if arguments.on and (arguments.dry_run or arguments.skip_known_failures):
         raise Mistake("--dry-run and --skip-known-failures forecast this machine alone; leave out --on")
     if arguments.allow_unauthenticated and not arguments.on:
@@ -210,7 +110,7 @@ def _measure(experiment: Experiment, arguments: argparse.Namespace) -> int:
     if arguments.skip_known_failures:
         forecasts = _able(forecasts)
         cells = [each.cell for each in forecasts]
-    request = cli_progress.run_options(arguments)
+    request = run_options(arguments)
     root = request.root
     if arguments.dry_run:
         return dry_run.show(experiment, forecasts, root, arguments.json, wide=arguments.wide)

@@ -9,8 +9,9 @@ from collections.abc import Iterable, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
 
+from harness.api.inputs import stored as stored_in
 from harness.base.text import list_named, plural
-from harness.cli import NOT_OK, OK, Mistake, options, say
+from harness.cli import NOT_OK, OK, Mistake, say
 from harness.machine import host
 from harness.records import Record, ResultsError, Stored, no_records
 from harness.records.files import write_output
@@ -36,7 +37,7 @@ def _card(arguments: argparse.Namespace) -> int:
     """Print the card, or write its picture. Raises ResultsError: nothing to show, or the file cannot be
     written."""
     with bundle.as_folder(arguments.dir) as folder:
-        every = list(options.stored(folder))
+        every = list(stored_in(folder))
         if not every:
             raise no_records(arguments.dir)
         shown = _of_one_place(every, arguments)
@@ -91,7 +92,7 @@ def _bundle(arguments: argparse.Namespace) -> int:
         raise Mistake(f"{target}: a bundle's name ends in {SUFFIX}")
     if target.exists() or target.is_symlink():  # before minutes of work
         raise ResultsError(f"{target}: exists already; choose another name, or delete it first")
-    stored = list(options.stored(arguments.dir))
+    stored = list(stored_in(arguments.dir))
     if not stored:
         raise no_records(arguments.dir)
     content = bundle.made(stored, Anonymizer([*host.owner_names(), *arguments.hide]))

@@ -2,35 +2,31 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from harness.base import data
 from harness.cli import values
 from harness.cli.argument_parser import Option, argument, flag, one_of, option, repeatable
 
-RESULTS = Path("results")
+RESULTS = data.RESULTS
 OUT = option("-o --out DIR", "results folder (default: results)")
 ONLY = repeatable("--only GLOB", "only cells whose id matches")
 SET = repeatable("--set KEY=VALUE", "override a key of the config, e.g. repeats=1")
 TRUST = flag(
     "--trust-remote-code", "run the Python files of checkpoints, where the config has trust_remote_code too"
 )
-WAIT = flag("--wait", "wait while another campaign uses this device (default: refuse to start)")
-WIDE = flag("--wide", "all columns of a table (default: as many as fit in the terminal)")
+WAIT = flag("--wait", "wait while another campaign uses this device")
+WIDE = flag("--wide", "all columns of a table, however wide")
 STACKS = option(
     "--stacks STACK,...", "stacks to run a MODEL in (default: llamacpp, or llamaserver until that is built)"
 )
 QUANT = option(
     "--quant TYPE,...", "types to run a MODEL in, q8_0,q4_k_m (default: a GGUF's, else a few of each stack)"
 )
-SYNTHETIC = flag(
-    "--synthetic", "random weights in the shape of the known MODEL (harness theory --list-models)"
-)
+SYNTHETIC = flag("--synthetic", "random weights in the shape of a known MODEL")
 VARIANTS = STACKS, QUANT, SYNTHETIC
 MODELS = (
-    "GGUF files, folders, names of models that are here (Ollama's, the hub's cache, LM Studio's folders),"
-    " repositories of the hub (owner/repo:Q4_K_M), or a server's address (http://127.0.0.1:8080);"
-    " or one config: a YAML file, or the name of a shipped one such as quickstart"
+    "GGUF files, folders, names of models here (Ollama's, LM Studio's, the hub's cache), repositories of"
+    " the hub (owner/repo:Q4_K_M), a server's address (http://127.0.0.1:8080); or one config: a YAML file,"
+    " or a shipped one such as quickstart"
 )
 ONE_MODEL = "a GGUF file, a folder, owner/repo or a known name; or a config"
 HEADLESS = "headless"  # as in harness/theory/machines.py

@@ -7,11 +7,11 @@ import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from harness.api.progress import Progress
+from harness.base.text import unknown
 from harness.campaign.prepare import Preparation
 from harness.campaign.repeat import NotReady
 from harness.cli import NOT_OK, OK, Mistake, say
-from harness.cli.options import unknown
-from harness.cli.progress import Progress
 from harness.config import Decode, Model, Variant, Weights
 from harness.config.plan import Cell
 from harness.config.variants import safe_name
@@ -45,7 +45,7 @@ def make(arguments: argparse.Namespace) -> int:
 
 
 def _mistake(options: argparse.Namespace) -> str | None:
-    """The mistake in the command line, in one sentence; null if there is none."""
+    """The mistake in the command line, in one sentence; None if there is none."""
     choices = [str(choice) for choice in references()["gguf"].options["quant"].choices]
     try:
         described(options.shape, Path())

@@ -1,235 +1,34 @@
-"""`harness theory`: compute the limits of the hardware."""
+"""`harness theory`: the limits of the hardware for a model, as a table, CSV or JSON."""
 
 from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
-from harness.base import bounds, data
-from harness.base.files import read_regular, strict_json
-from harness.base.text import csv_of, plural, printable
-from harness.cli import OK, Mistake, parser, say, theory_options
-from harness.cli.options import known as known_machines
-from harness.cli.options import reserved, unknown
-from harness.cli.shared_options import RESULTS
-from harness.cli.theory_options import Found
-from harness.theory import floors, names, tensors
-from harness.theory.decoder import Decoder, dense
+from harness.api import theory
+from harness.api.inputs import known_machines, reserved
+from harness.api.theory import ALL, THIS, Weights
+from harness.base.text import csv_of, plural, unknown
+from harness.cli import OK, Mistake, say
+from harness.theory import base_shapes, names
+from harness.theory.decoder import Decoder
 from harness.theory.floors import PUBLISHED, UNITS
-from harness.theory.hf_config import Quantization
 from harness.theory.known_models import Known
-from harness.theory.machines import Machine
-from harness.theory.memory import USUAL_KV, Form, Placement, PlacementError, kv_bits, released_in
-from harness.theory.public_speeds import others
-from harness.theory.rows import (
-    Ask,
-    Reached,
-    ReachedPrefill,
-    Row,
-    RowWithTensors,
-    TensorRow,
-    row,
-    row_without_shape,
-)
-from harness.theory.tensors import Tensor, streamed_bytes
+from harness.theory.machines import DRIVER_RESERVE_BYTES, Figure, Machine, changed_reserve
+from harness.theory.memory import USUAL_KV, Choice, kv_bits
+from harness.theory.memory import choices as fitting_choices
+from harness.theory.names import NotUnderstood
+from harness.theory.rows import Ask, Row
+from harness.theory.tensors import ALL_QUANTS
 
-if TYPE_CHECKING:
-    from harness.records import Record
-
-
-# The share of a ceiling reached by the fastest decode and prefill of the same model, weights and machine,
-# published or measured here.
-
-
-Unread = dict[str, Any]
-"""A record that is not checked against its types: reading 60 of them in full would take seconds."""
-Speed = tuple[float, float, str]
-"""Tokens per second, the context they were measured at, and the source."""
-NEWEST = 60  # records of a model that are read
-_BITS = {"16 bits": 16, "8 bits": 8, "4 bits": 4}  # stand for any type with this many bits
-
-
-def add_reached(row: Row, records: Sequence[Unread], machine: Machine) -> None:
-    """Set `reached` and `reached_prefill`; None without a measurement or a known ceiling. `records`: see
-    of_model."""
-    if row["B_ms"] is None:
-        return
-    of_row = [(r, _speed(r)) for r in records if _is_on(r, machine) and _has(r, row["weights"])]
-    row["reached"] = _decode(row, of_row)
-    row["reached_prefill"] = _prefill(row, of_row)
-
-
-def _decode(row: Row, records: Sequence[tuple[Unread, Speed | None]]) -> Reached | None:
-    B_ms, W = row["B_ms"], row["W_tokens_per_ms"]
-    found: list[Reached] = []
-    for record, speed in records:
-        if B_ms is not None and speed is not None:
-            tokens_per_s, n, source = speed
-            floor_ms = B_ms + (n / W if W else 0.0)
-            found.append(
-                {
-                    "tokens_per_s": tokens_per_s,
-                    "share": floor_ms * tokens_per_s / 1e3,
-                    "stack": record["stack"],
-                    "variant": record["variant"],
-                    "source": source,
-                }
-            )
-    return max(found, key=lambda each: each["share"], default=None)
-
-
-def _prefill(row: Row, records: Sequence[tuple[Unread, Speed | None]]) -> ReachedPrefill | None:
-    """The prefill of a prompt of the same length. Times below the limit, or below a later step's (see
-    floors.UNSYNCHRONISED), are excluded: the clock was read too early."""
-    floor_ms, prompt = (row["prefill_ms"] or {}).get("last"), row["prompt_tokens"]
-    found: list[ReachedPrefill] = []
-    for record, speed in records:
-        if floor_ms is None or prompt is None or (timed := _prefill_ms(record, prompt)) is None:
-            continue
-        ms, source = timed
-        step_ms = 1e3 / speed[0] if speed else 0.0
-        if ms >= max(floor_ms, floors.UNSYNCHRONISED * step_ms):
-            found.append(
-                {
-                    "ms": ms,
-                    "share": floor_ms / ms,
-                    "stack": record["stack"],
-                    "variant": record["variant"],
-                    "source": source,
-                }
-            )
-    return max(found, key=lambda each: each["share"], default=None)
-
-
-def of_model(model: str, made: Decoder) -> Iterator[Unread]:
-    """The records of a dense model of this name and shape, published and own. Skips unreadable ones."""
-    published = (data.HERE / data.PUBLISHED).glob(f"*/{model}/*/record.json")
-    own = sorted(RESULTS.glob(f"*/{model}/*/*/record.json"), key=lambda path: path.parent.name)
-    for path in [*published, *own[-NEWEST:]]:
-        try:
-            record = strict_json(read_regular(path, bounds.RECORD_BYTES))
-            stored = dense(**record["model"]["shape"])
-            if stored == made and record["workload"]["kind"] == "decode" and record["outcome"] == "ok":
-                yield record | {"path": path}
-        except (OSError, ValueError, KeyError, TypeError, OverflowError):
-            continue
-
-
-def _is_on(record: Unread, machine: Machine) -> bool:
-    from harness.analysis.identity import recorded_gpu
-
-    if record.get("device") == "cpu":
-        return str(record["machine"].get("cpu")) == machine.name
-    if (on := recorded_gpu(cast("Record", record))) is None:
-        return False
-    name, memory = str(on.get("name")), on.get("memory_bytes")
-    known = names.of_gpu(name, memory if isinstance(memory, int) else None)
-    return known.name == machine.name if known else f" {name.lower()}".endswith(f" {machine.name.lower()}")
-
-
-def _has(record: Unread, weights: str) -> bool:
-    """Whether its weights are those of a row."""
-    from harness.stacks.header import references  # pydantic takes 0.1 s
-
-    reported = record.get("reported") or {}
-    quant = record["variant"] if reported else (record.get("loaded") or {}).get("quant")
-    of_gguf = record["stack"] == references()["gguf"].stack
-    if weights in _BITS:
-        bits = reported.get("bpw") or _bits(quant)
-        return not of_gguf and bits == _BITS[weights]
-    return of_gguf and str(quant).replace("fp16", "f16") == weights
-
-
-def _bits(quant: str | None) -> int | None:
-    from harness.analysis.traffic import nominal_bits
-
-    return nominal_bits(quant)
-
-
-def _speed(record: Unread) -> Speed | None:
-    """The speed in a record; None if the record has no valid one."""
-    if reported := record.get("reported"):
-        source = record["source"]["title"]
-        return (1e3 / reported["B_ms"], 0.0, source) if reported.get("B_ms") else None
-    if (whole := _valid(record)) is None:
-        return None
-    timing, steps = whole["timing"], whole["tokens"] - 1
-    if steps < 1 or "last_token_ns" not in timing:
-        return None
-    context = whole["workload"]["prompt_tokens"] + whole["tokens"] / 2
-    rate = steps / (timing["last_token_ns"] - timing["first_token_ns"]) * 1e9
-    return rate, context, _here(record)
-
-
-def _prefill_ms(record: Unread, prompt: int) -> tuple[float, str] | None:
-    """Milliseconds of a prompt of this length, and the source; None if that was not measured."""
-    same = record["workload"]["prompt_tokens"] == prompt
-    if reported := record.get("reported"):
-        ms = reported.get("prefill_ms") if same else _in_series(record, prompt)
-        return (ms, record["source"]["title"]) if ms else None
-    whole = _valid(record) if same else None
-    if whole is None or "first_token_ns" not in whole["timing"]:
-        return None
-    return whole["timing"]["first_token_ns"] / 1e6, _here(record)
-
-
-def _in_series(record: Unread, prompt: int) -> float | None:
-    from harness.records import ResultsError, Stored, prefill_series
-
-    try:
-        series = prefill_series(Stored(record["path"].parent, cast("Record", record)))
-    except ResultsError:
-        return None
-    times = dict(zip(series.get("n", []), series.get("latency_ns", []), strict=True))
-    return times[prompt] / 1e6 if prompt in times else None
-
-
-def _valid(record: Unread) -> Record | None:
-    """The whole of a record of our own; None if it cannot be read or its verdict is not ok."""
-    from harness import records
-    from harness.analysis.verdicts import verdict
-
-    try:
-        whole = records.read(record["path"])
-        return whole if verdict(whole).status == "ok" else None
-    except records.ResultsError:
-        return None
-
-
-def _here(record: Unread) -> str:
-    return f"measured here, {record['started_utc'][:10]}"
-
-
-# `harness theory`: limits of the hardware for a model name or the header of a file, before anything runs.
-
-
-BITS = (16.0, 8.0, 4.0)
 _OF_A_MODEL = ("machine", "memory", "bpw", "quant", "chunk", "rate", "tensors")
 _NESTED = (  # of a row, left out of a CSV
-    *(
-        "bytes_by_part",
-        "bytes_by_type",
-        "chunked_prefill",
-        "rates",
-        "reached",
-        "reached_by_others",
-        "reached_prefill",
-        "slopes",
-        "tensors",
-    ),
+    *("bytes_by_part", "bytes_by_type", "chunked_prefill", "rates", "reached", "reached_by_others"),
+    *("reached_prefill", "slopes", "tensors"),
 )
-
-
-class Model(NamedTuple):
-    """A requested model, as `text` names it, with the requested forms of its weights."""
-
-    text: str
-    found: Found
-    forms: list[Form]
+_NEED_A_MACHINE = ("bpw", "tensors", "chunk", "rate", "acceptance")  # also with --memory
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -243,25 +42,14 @@ def run(arguments: argparse.Namespace) -> int:
     shapes, machines = _known(arguments.own)
     if arguments.list_models or arguments.list_machines:
         return _list(arguments, shapes, machines)
-    theory_options.sort_of(arguments, shapes, machines)
+    _sort(arguments, shapes, machines)
     if arguments.n_cpu_moe and not arguments.machine:
         raise Mistake("--n-cpu-moe needs a --machine, the GPU")
     if arguments.memory and not arguments.machine:
-        return theory_options.show_choices(arguments, shapes)
+        return _show_choices(arguments, shapes)
     if arguments.bandwidth:
         raise Mistake("--bandwidth goes with --memory, and without a machine")
     return _print(arguments, _rows(arguments, shapes, machines))
-
-
-Names = str | Sequence[str]
-
-
-def theory_rows(models: Names, machines: Names = (), quants: Names = ()) -> list[Row]:
-    """The rows of `harness theory MODEL... --machine MACHINE... --quant TYPE... --json`. Raises Mistake."""
-    given = [[names] if isinstance(names, str) else list(names) for names in (models, machines, quants)]
-    arguments = parser(["theory"]).parse_args(["theory", "--", *given[0]])
-    arguments.machine, arguments.quant = given[1:]
-    return _rows(arguments, *_known(None))
 
 
 def _known(own: Path | None) -> tuple[Known, Mapping[str, Machine]]:
@@ -277,61 +65,99 @@ def _known(own: Path | None) -> tuple[Known, Mapping[str, Machine]]:
     except ConfigError as wrong:
         raise Mistake(str(wrong)) from wrong
     lower = {name.lower(): shape for name, shape in shapes.items()}
-    return Known(lower), machines.with_own({name.lower(): each for name, each in of_file.items()})
+    return Known(lower), machines.with_own({name.lower(): machine for name, machine in of_file.items()})
 
 
 def _rows(arguments: argparse.Namespace, shapes: Known, machines: Mapping[str, Machine]) -> list[Row]:
-    """One row per model, machine and form of the weights, in the requested order."""
     if not arguments.models:
         raise Mistake(
             "name a model or a file: harness theory qwen1.5-7b --machine rtx-4090 (or --list-models)"
         )
-    ask = _ask(arguments)
-    chosen: list[tuple[str | None, Machine | None]] = [
-        *theory_options.machines_of(arguments.machine, machines, arguments.memory).items()
-    ]
-    wanted = reserved(arguments.reserve)
-    chosen = [(name, machine and machine.reserving(wanted)) for name, machine in chosen]
-    chosen = chosen or [(None, None)]
-    for name, machine in chosen:
-        if machine and ask.rate is not None and ask.rate not in machine.rates:
-            raise Mistake(unknown(f"rate of {name}", ask.rate, machine.rates))
-        if machine and ask.n_cpu_moe and (machine.family == "cpu" or machine.unified):
-            raise Mistake(f"--n-cpu-moe needs a GPU with memory of its own; {name} has none")
-    models = [_model(text, arguments, shapes) for text in dict.fromkeys(arguments.models)]
-    for model in models if ask.n_cpu_moe else ():
-        try:
-            Placement(ask.n_cpu_moe).check(model.found.made, None)
-        except PlacementError as wrong:
-            raise Mistake(f"{model.text}: {wrong}") from wrong
-        if model.found.made is None:
-            raise Mistake(f"{model.text}: --n-cpu-moe needs a model whose layers are known")
-    names = [model.found.name for model in models]
-    is_study = ask.units.name == PUBLISHED.name
-    by_others = {name: others(machine) for name, machine in chosen if machine and not is_study}
-    rows: list[Row] = []
-    for text, found, forms in models:
-        name, made = found.name if names.count(found.name) == 1 else text, found.made
-        measured: list[Unread] = []
-        if made and made.is_dense and arguments.machine and not is_study:
-            measured = [*of_model(name, made)]
-        for machine_name, machine in chosen:
-            for form in forms:
-                if made:
-                    line = row(name, made, form, machine_name, machine, ask)
-                    line["trained_stated"] = found.trained_stated
-                else:
-                    line = row_without_shape(name, form, found.tied, machine_name, machine, ask)
-                line["reached_by_others"] = by_others.get(machine_name)
-                if measured and machine:
-                    add_reached(line, measured, machine)
-                if arguments.tensors or (arguments.json and form is found.stored):
-                    share = made.expert_share if made else 1.0
-                    tensors = [_tensor(tensor, found.tied, share) for tensor in form.tensors]
-                    listed: RowWithTensors = {**line, "tensors": tensors}
-                    line = listed
-                rows.append(line)
-    return rows
+    ask, reserve = _ask(arguments), reserved(arguments.reserve)
+    named = theory.machines_of(arguments.machine, machines, arguments.memory)
+    chosen = {name: machine.reserving(reserve) for name, machine in named.items()}
+    weights = Weights(
+        quants=theory.quants_of(arguments.quant),
+        bpw=arguments.bpw,
+        tied=arguments.tied,
+        as_published=arguments.units == PUBLISHED.name,
+        as_released=not arguments.n_cpu_moe,
+        with_tensors=arguments.tensors,
+    )
+    models = [theory.model_of(text, weights, shapes) for text in dict.fromkeys(arguments.models)]
+    return theory.rows(
+        models, chosen, ask, "all" if arguments.tensors else "stored" if arguments.json else ""
+    )
+
+
+def _sort(arguments: argparse.Namespace, shapes: Mapping[str, Decoder], known: Mapping[str, Machine]) -> None:
+    """Join machine names that the shell has split; split quantizations at commas; move models given after
+    --machine or --quant."""
+
+    def is_machine(name: str) -> bool:
+        return name.lower() == THIS or _stands(lambda: names.machines(name, known))
+
+    def is_model(name: str) -> bool:
+        return _stands(lambda: base_shapes.understood(name, shapes)) or Path(name).exists()
+
+    def is_quant(name: str) -> bool:
+        return name.lower() in (*ALL_QUANTS, ALL)
+
+    arguments.quant = [name for given in arguments.quant for name in given.split(",") if name]
+    arguments.machine = names.joined(arguments.machine, is_machine)
+    for option, belongs in (("machine", is_machine), ("quant", is_quant)):
+        given = getattr(arguments, option)
+        models = [name for name in given if not belongs(name) and is_model(name)]
+        setattr(arguments, option, [name for name in given if name not in models])
+        arguments.models += models
+
+
+def _stands(resolve: Callable[[], object]) -> bool:
+    """Whether a name is known, or ambiguous."""
+    try:
+        resolve()
+    except NotUnderstood as why:
+        return why.ambiguous
+    return True
+
+
+def _show_choices(arguments: argparse.Namespace, shapes: Known) -> int:
+    """Print a row for each type of weights and of the KV cache. Raises Mistake."""
+    for option in _NEED_A_MACHINE:
+        if getattr(arguments, option):
+            raise Mistake(f"--{option} needs a --machine, also with --memory")
+    if not arguments.models:
+        raise Mistake("name a model: harness theory qwen3-30b-a3b --memory 16GB --context 32k")
+    rows: list[Choice] = []
+    memory = arguments.memory * 2.0**30
+    reserve = changed_reserve(Figure(DRIVER_RESERVE_BYTES, "the driver"), reserved(arguments.reserve))
+    kvs = [arguments.kv] if arguments.kv else USUAL_KV
+    bytes_per_s = arguments.bandwidth and arguments.bandwidth * 1e9
+    for text in dict.fromkeys(arguments.models):
+        model = theory.find(text, shapes)
+        if model.made is None:
+            lacks, mend = "unknown architecture", "drop"
+            if not model.has_config:
+                lacks, mend = "has no config.json", "add the model's, or drop"
+            raise Mistake(f"{text}: {lacks}, so only its stored bytes are known; {mend} --memory")
+        stored = model.stored if model.stored and model.stored.is_fixed else None
+        limits = theory.quants_of(arguments.quant), memory, arguments.context, bytes_per_s
+        rows += fitting_choices(
+            model.name, model.made, *limits, stored, model.trained_stated, kvs, reserve.value
+        )
+    if not rows:
+        raise Mistake(f"--kv {arguments.kv}: these weights are for PyTorch, and llama.cpp has this type")
+    if arguments.json:
+        print(json.dumps(rows, indent=1))
+    elif arguments.csv:
+        print(csv_of(rows), end="")
+    else:
+        from harness.report import theory_choices
+
+        theory_choices.show_choices(
+            rows, arguments.context, bool(bytes_per_s), memory, reserve, arguments.wide
+        )
+    return OK
 
 
 def _ask(arguments: argparse.Namespace) -> Ask:
@@ -366,48 +192,6 @@ def _ask(arguments: argparse.Namespace) -> Ask:
         cpu_bytes_per_s=arguments.cpu_bandwidth and arguments.cpu_bandwidth * 1e9,
         cpu_memory_bytes=arguments.host_memory and arguments.host_memory * 2.0**30,
     )
-
-
-def _model(text: str, arguments: argparse.Namespace, shapes: Known) -> Model:
-    """A model by its name or its files, with the requested forms of its weights."""
-    found = theory_options.find(text, shapes)
-    if arguments.tied and found.is_file:
-        raise Mistake(f"{text}: --tied is only for model names; a file defines whether it is tied")
-    if arguments.tied and found.made:
-        found = found._replace(made=replace(found.made, tied=True), tied=True)
-    made, stored = found.made, found.stored
-    if made is None and (arguments.bpw or arguments.quant):
-        raise Mistake(f"{text}: unknown shape, so only the stored weights are known; drop --bpw and --quant")
-    quants = theory_options.quants_of(arguments.quant)
-    released = released_in(made) if made and not (quants or stored or arguments.bpw) else None
-    quants = [released] if released else quants
-    default = [] if quants or stored else BITS
-    forms = [Form(f"{bits:g} bits", bits) for bits in arguments.bpw or default]
-    for quant in quants:
-        as_published = arguments.units == PUBLISHED.name
-        assert made is not None
-        forms.append(Form(quant, tensors=tensors.quantized(made, quant, as_published)))
-    if made and released and not arguments.n_cpu_moe:
-        released_tensors = tensors.as_released(made, tensors.MXFP4, None)
-        quantization = Quantization(tensors.MXFP4, tensors.MXFP4)
-        label = f"{tensors.MXFP4} as released"
-        forms.append(theory_options.checkpoint_form(label, released_tensors, quantization))
-    if arguments.tensors and not (arguments.quant or stored):
-        raise Mistake(f"{text}: --tensors needs --quant, or a file with tensors")
-    if stored and not forms:
-        forms = [stored]
-    return Model(text, found, forms)
-
-
-def _tensor(tensor: Tensor, tied: bool, expert_share: float) -> TensorRow:
-    return {
-        "name": printable(tensor.name),
-        "part": tensor.part,
-        "type": tensor.type,
-        "dims": list(tensor.dims),
-        "bytes": tensor.bytes,
-        "streamed_bytes": streamed_bytes(tensor, tied, expert_share),
-    }
 
 
 def _print(arguments: argparse.Namespace, rows: list[Row]) -> int:

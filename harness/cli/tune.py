@@ -10,12 +10,14 @@ from dataclasses import replace
 from harness import machine
 from harness.analysis.figures import BY_NAME
 from harness.analysis.racing import DEFAULTS, Search, options_label
+from harness.api import named_models
+from harness.api.inputs import chosen
+from harness.api.progress import Progress
 from harness.base.text import list_named, plural
 from harness.campaign import tune
 from harness.campaign.tune import Tuned
-from harness.cli import NOT_OK, OK, Mistake, model_arguments, say
-from harness.cli.options import chosen
-from harness.cli.progress import Progress, run_options
+from harness.cli import NOT_OK, OK, Mistake, say
+from harness.cli.arguments import keeping, models_choice, run_options, say_what_is_random
 from harness.config import Decode, Experiment, Prefill, Workload, plan
 from harness.config.experiment import Scalar
 from harness.config.plan import Cell
@@ -32,7 +34,9 @@ PROMPT = 512
 
 def run(arguments: argparse.Namespace) -> int:
     """Search, then print the table, the verdict and the command line of the winner."""
-    arguments.config, experiment = model_arguments.experiment(arguments.models, arguments, arguments.set)
+    arguments.config, experiment = named_models.experiment(
+        arguments.models, models_choice(arguments), arguments.set, keeping(arguments)
+    )
     tuned = _tuned(experiment, arguments)
     threads = experiment.protocol.threads or machine.default_threads()
     options = _options(tuned, arguments, threads)
@@ -40,7 +44,7 @@ def run(arguments: argparse.Namespace) -> int:
     search = Search(options, base, arguments.rounds, arguments.threshold)
     if not search.due():
         raise Mistake("there is nothing to try here but the defaults; name values with --option")
-    model_arguments.say_what_is_random(arguments, [experiment])
+    say_what_is_random(arguments, [experiment])
     if arguments.dry_run:
         print(f"defaults: {report_tuned.config_row(tuned.variant.stack, tuned.variant.options)}")
         for values in options:
@@ -80,7 +84,7 @@ def _show(found: report_tuned.Found, tuned: Tuned, threads: int, weights: str | 
 
 def _tuned(experiment: Experiment, arguments: argparse.Namespace) -> Tuned:
     """Raises Mistake: more than one model or variant."""
-    cells = chosen(plan.cells(experiment), arguments)
+    cells = chosen(plan.cells(experiment), arguments.only, arguments.trust_remote_code)
     models = list(dict.fromkeys(cell.model.name for cell in cells))
     variants = list(dict.fromkeys(f"{cell.variant.stack} {cell.variant.name}" for cell in cells))
     for what, names in (("model", models), ("variant", variants)):
@@ -117,7 +121,7 @@ def _options(tuned: Tuned, arguments: argparse.Namespace, threads: int) -> list[
 
 
 def _refused(tuned: Tuned, changes: Changes, threads: int) -> str | None:
-    """Why the stack cannot run with these options, or would load other weights; null: it may."""
+    """Why the stack cannot run with these options, or would load other weights; None: it may."""
     before, cell = tuned.cell(DEFAULTS), tuned.cell(tuple(changes.items()))
     if _weights(before) != _weights(cell):
         return "gives other weights, which are another model; compare them with harness run"

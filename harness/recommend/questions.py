@@ -63,7 +63,8 @@ def pairs(subjects: Iterable[Subject], places: Sequence[Place], context: int) ->
 
 def _cells(subject: Subject, context: int) -> dict[tuple[str, str], Cell]:
     offer = {"flash_attn": True, "quant": [each for each in TYPES if each != OF_MIXTURES]}
-    header = replace(references()["gguf"], offers=(offer, {**offer, "type_k": SMALL_KV, "type_v": SMALL_KV}))
+    offers = offer, {**offer, "type_k": SMALL_KV, "type_v": SMALL_KV}
+    header = references()["gguf"].model_copy(update={"offers": offers})
     found = {
         (candidates.type_of(subject, cell), str(cell.variant.options.get("type_k", KV))): cell
         for cell in candidates.cells_of(subject, header, context)

@@ -1,22 +1,15 @@
-"""Progress lines of a run."""
+"""Progress of a campaign on standard error: a live line on a terminal, else a line per repeat."""
 
 from __future__ import annotations
 
-import argparse
 import shutil
 import sys
 import time
-from collections.abc import Sequence
-from pathlib import Path
 
 from harness.analysis import depth
 from harness.analysis.disturbances import BusyProcess
 from harness.analysis.verdicts import USABLE, Verdict, attempts_left, status
 from harness.base.text import plural, printable, unfiltered
-from harness.campaign import rounds, run
-from harness.cli.options import chosen
-from harness.cli.shared_options import RESULTS
-from harness.config import Experiment, Workload, plan
 from harness.config.plan import Cell
 from harness.dataset import search_rows
 from harness.dataset import table as dataset_table
@@ -24,9 +17,6 @@ from harness.records import Draft, ResultsError, Stored, table
 from harness.report.text_table import show_status
 from harness.report.timed_rows import in_words
 from runners.protocol import Rows
-
-# Progress of a campaign on standard error: a live line on a terminal, else a line per repeat.
-
 
 REPEAT_MESSAGE_S = 10.0
 HEARTBEAT_S = 60.0  # between lines about a long repeat, without a terminal
@@ -154,40 +144,3 @@ def of_rows(stored: Stored) -> str:
         return in_words(depth.surface_row(stored.record["workload"]["kind"], [table(stored)]))
     except ResultsError:  # the verdict has the reason
         return ""
-
-
-# A campaign of the workloads of one kind alone, for `harness run --max-ctx` and `--quality`.
-
-
-def run_one_kind(
-    experiment: Experiment, workloads: Sequence[Workload], arguments: argparse.Namespace
-) -> tuple[list[Stored], Path]:
-    """Run these workloads with all variants. Returns the records, and their results folder."""
-    alone, cells = command_of_kind(experiment, workloads, arguments)
-    request, progress = run_options(arguments), Progress()
-    stored = run.run(alone, cells, request, progress)
-    progress.clear()
-    return stored, request.root
-
-
-def command_of_kind(
-    experiment: Experiment, workloads: Sequence[Workload], arguments: argparse.Namespace
-) -> tuple[Experiment, Sequence[Cell]]:
-    """The experiment with these workloads alone, and the chosen cells of it."""
-    protocol = experiment.protocol.model_copy(update={"check_weights": False})
-    alone = experiment.model_copy(update={"workloads": tuple(workloads), "protocol": protocol})
-    return alone, chosen(plan.cells(alone), arguments)
-
-
-def run_options(arguments: argparse.Namespace) -> rounds.RunOptions:
-    """Of a command with a config; options that the command does not have are off."""
-    given = vars(arguments)
-    return rounds.RunOptions(
-        (arguments.out or RESULTS).absolute(),
-        arguments.config,
-        arguments.command_line,
-        given.get("fresh", False),
-        given.get("retry_failed", False),
-        given.get("wait", False),
-        given.get("reference"),
-    )

@@ -1,8 +1,7 @@
-"""The config of `harness run MODEL...`: files, folders, repositories and names as a short campaign."""
+"""The config of models that are only named: files, folders, repositories and names as a short campaign."""
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import itertools
 import re
@@ -17,13 +16,11 @@ from typing import Any
 import yaml
 
 from harness.analysis import server_speed
+from harness.api import prompt_speed, wheels
 from harness.base import data
-from harness.base.files import is_local, write_whole
+from harness.base.files import Mistake, is_local, write_whole
 from harness.base.nvml import Gpu, visible_gpus
-from harness.base.text import list_named, plural, server_address, shortened, sized
-from harness.cli import Mistake, prompt_speed, say, wheels
-from harness.cli.options import unknown
-from harness.cli.shared_options import RESULTS
+from harness.base.text import list_named, plural, say, server_address, shortened, sized, unknown
 from harness.config import Experiment
 from harness.config.experiment import REPO, Plain, Weights
 from harness.config.load import load, load_document
@@ -60,23 +57,54 @@ class _Model:
     types: Sequence[str] = ()
 
 
-def _workloads(arguments: argparse.Namespace) -> Plain:
-    """The key of a config for --users and --depth; empty without them."""
-    users, depth = (
-        [int(word) if word.isdecimal() else word for word in getattr(arguments, name, None) or ()]
-        for name in ("users", "depth")
-    )
-    rows: list[Plain] = []
-    if users:
-        # One round: the repeats are rounds in processes of their own.
-        rows.append({"kind": "batch", "concurrency": users, "new_tokens": TOKENS, "rounds": 1})
-    if depth:
-        rows.append({"kind": "depth", "depths": depth})
-    return {"workloads": [{"kind": "decode"}, *rows]} if rows else {}
+@dataclass(frozen=True)
+class Choice:
+    """How named models are measured. `stacks`: None for the usual one. `quants`: None for the types a
+    model has. `synthetic`: random weights in the shapes of known models. `users`, `depths`: also so many
+    users at once, and behind so many tokens. `served_model`: which model a server has. `prefers_server`:
+    what a local Ollama serves is measured through it."""
+
+    stacks: Sequence[str] | None = None
+    quants: Sequence[str] | None = None
+    synthetic: bool = False
+    users: Sequence[str] = ()
+    depths: Sequence[str] = ()
+    served_model: str | None = None
+    prefers_server: bool = False
+
+    def check_is_empty(self) -> None:
+        """Raises Mistake: a config says these itself."""
+        if self.stacks or self.quants or self.served_model:
+            raise Mistake(
+                "--stacks, --quant and --model are for models; a config has its variants: use --set or --only"
+            )
+        if self.synthetic:
+            raise Mistake("--synthetic is for the names of models; a config has its weights")
+        if self.users or self.depths:
+            raise Mistake(
+                "--users and --depth are for models; a config has workloads of kind batch and depth"
+            )
+
+    def workloads(self) -> Plain:
+        """The key of a config for users and depths; empty without them."""
+        rows: list[Plain] = []
+        if self.users:
+            # One round: the repeats are rounds in processes of their own.
+            rows.append(
+                {"kind": "batch", "concurrency": _whole(self.users), "new_tokens": TOKENS, "rounds": 1}
+            )
+        if self.depths:
+            rows.append({"kind": "depth", "depths": _whole(self.depths)})
+        return {"workloads": [{"kind": "decode"}, *rows]} if rows else {}
+
+
+def _whole(words: Sequence[str]) -> list[int | str]:
+    """Numbers as such; what is none stays for the config's reader to name."""
+    return [int(word) if word.isdecimal() else word for word in words]
 
 
 def config_path(given: Sequence[str]) -> Path | None:
-    """The config that the command line names; null: it names models. Raises Mistake."""
+    """The config that the command line names; None: it names models. Raises Mistake."""
     are_models = [is_model(text) for text in given]
     if all(are_models):
         return None
@@ -109,41 +137,36 @@ def is_model(text: str) -> bool:
     return True
 
 
-def document(
-    given: Sequence[str],
-    chosen: Sequence[str] | None,
-    quants: Sequence[str] | None,
-    random: bool = False,
-    prefers_server: bool = False,
-    served_model: str | None = None,
-) -> Document:
-    """The config of these models as plain data. `chosen`: stacks; null: the usual. `random`: random weights
-    in the shapes of known models. `prefers_server`: what a local Ollama serves is measured through it.
-    `served_model`: which model a server has. Raises Mistake."""
-    gpus = visible_gpus()
-    for stack in chosen or ():
+def document(models: Sequence[str], choice: Choice) -> Document:
+    """The config of these models as plain data. Raises Mistake."""
+    gpus, chosen = visible_gpus(), choice.stacks or [DEFAULT_STACK]
+    for stack in chosen:
         if stack not in stacks():
             raise Mistake(unknown("stack", stack, stacks()))
-    if any(served.is_address(text) for text in given):
-        if random:
+    if any(served.is_address(text) for text in models):
+        if choice.synthetic:
             raise Mistake("--synthetic is for the names of known models; a server has its own weights")
-        return _served_document(given, chosen, quants, served_model)
-    if served_model:
+        return _served_document(models, choice)
+    if choice.served_model:
         raise Mistake("--model says which model a server has: give the server's address")
-    if random:
-        models = [_random(text) for text in given]
-    elif not (chosen or quants) and (addresses := _served_by_ollama(given, prefers_server)):
-        return _served_document(addresses, None, None, None)
+    if choice.synthetic:
+        known = [_random(text) for text in models]
+    elif not (choice.stacks or choice.quants) and (
+        addresses := _served_by_ollama(models, choice.prefers_server)
+    ):
+        return _served_document(addresses, Choice())
     else:
-        models = _models(given, chosen or [DEFAULT_STACK])
-    rows = [_variants(model, chosen or [DEFAULT_STACK], quants, gpus) for model in models]
-    if all(each == rows[0] for each in rows):
+        known = _models(models, chosen)
+    rows = [_variants(model, chosen, choice.quants, gpus) for model in known]
+    if all(of_model == rows[0] for of_model in rows):
         variants = rows[0]
     else:
         variants = [
-            {**row, "models": [model.name]} for model, of in zip(models, rows, strict=True) for row in of
+            {**row, "models": [model.name]}
+            for model, of_model in zip(known, rows, strict=True)
+            for row in of_model
         ]
-    return _document(given, models, variants, "cuda" if gpus else "cpu")
+    return _document(models, known, variants, "cuda" if gpus else "cpu")
 
 
 def _document(
@@ -162,16 +185,11 @@ def _document(
     return Document(content, {(): f"harness run {shortened(' '.join(given), 60)}"})
 
 
-def _served_document(
-    given: Sequence[str],
-    chosen: Sequence[str] | None,
-    quants: Sequence[str] | None,
-    served_model: str | None,
-) -> Document:
+def _served_document(given: Sequence[str], choice: Choice) -> Document:
     """The config of models of one server. Raises Mistake."""
     if len({text.partition("#")[0] for text in given}) > 1:
         raise Mistake("the address of a server is measured alone; several servers go into a config")
-    if chosen or quants:
+    if choice.stacks or choice.quants:
         raise Mistake("--stacks and --quant are for models; a server has its own")
     address = given[0].partition("#")[0]
     try:
@@ -179,7 +197,7 @@ def _served_document(
         files = served.serving(address, api_key("HARNESS_API_KEY"))
     except ValueError as why:
         raise Mistake(str(why)) from why
-    if served_model and len(given) > 1:
+    if choice.served_model and len(given) > 1:
         raise Mistake("--model is for one model of a server")
     models, rows = [], []
     for text in given:
@@ -193,8 +211,8 @@ def _served_document(
         file = files[model]
         name = safe_name(file.stem if file and file.is_file() else served.name_of(model)) or "model"
         source: Plain = {"weights": str(file) if file else "served"}
-        if served_model:
-            name, source = _which_model(served_model)
+        if choice.served_model:
+            name, source = _which_model(choice.served_model)
         models.append(_Model(name, source))
         row: Plain = {"stack": SERVER_STACK, "name": "as-served", "url": address}
         row |= {"model": model} if len(files) > 1 else {}
@@ -363,7 +381,7 @@ def _nowhere(text: str) -> str:
 
 
 def _not_understood(name: str) -> NotUnderstood | None:
-    """Why a name is not that of a known model; null: it is."""
+    """Why a name is not that of a known model; None: it is."""
     try:
         names.named(name, Known())
     except NotUnderstood as why:
@@ -442,54 +460,48 @@ def _requested(model: _Model, quants: Sequence[str]) -> Sequence[str]:
     return quants
 
 
+@dataclass(frozen=True)
+class Keeping:
+    """What becomes of the config of named models. `folder`: of results, in which it is kept. `plans`: only
+    forecast it: nothing is written, installed or downloaded. `with_length`: the protocol's tokens and repeats
+    are what is measured. `is_local`: it is measured on this machine."""
+
+    folder: Path
+    plans: bool = False
+    with_length: bool = False
+    is_local: bool = True
+
+
 def experiment(
-    given: Sequence[str],
-    arguments: argparse.Namespace,
-    settings: Sequence[str],
-    with_length: bool = False,
-    prefers_server: bool = False,
+    given: Sequence[str], choice: Choice, settings: Sequence[str], keeping: Keeping
 ) -> tuple[Path, Experiment]:
-    """What a command line names: the experiment of a config, or one made of models, and its config's path.
-    `with_length`: whether the protocol's tokens and repeats are what the command measures. `prefers_server`:
-    what a local Ollama serves is measured through it. Raises Mistake, ConfigError."""
+    """The experiment of a config, or one made of models, and its config's path. Raises Mistake,
+    ConfigError."""
     if path := config_path(given):
-        if arguments.stacks or arguments.quant or getattr(arguments, "served_model", None):
-            raise Mistake(
-                "--stacks, --quant and --model are for models; a config has its variants: use --set or --only"
-            )
-        if arguments.synthetic:
-            raise Mistake("--synthetic is for the names of models; a config has its weights")
-        if _workloads(arguments):
-            raise Mistake(
-                "--users and --depth are for models; a config has workloads of kind batch and depth"
-            )
+        choice.check_is_empty()
         return path, load(path, settings)
-    served_model = getattr(arguments, "served_model", None)
-    made = document(
-        given, arguments.stacks, arguments.quant, arguments.synthetic, prefers_server, served_model
-    )
-    made.data.update(_workloads(arguments))
+    made = document(given, choice)
+    made.data.update(choice.workloads())
     name = safe_name("-".join(row["name"] for row in made.data["models"]))
-    root = arguments.out or RESULTS
-    path = root / "configs" / f"{name}.yaml"
-    found = load_document(made, path, settings)
-    if arguments.synthetic:
-        say(_what_is_random([found]) or "these stacks load no weights: --synthetic has no effect")
-    if with_length and not arguments.on:
+    path = keeping.folder / "configs" / f"{name}.yaml"
+    loaded = load_document(made, path, settings)
+    if choice.synthetic:
+        say(what_is_random([loaded]) or "these stacks load no weights: --synthetic has no effect")
+    if keeping.with_length and keeping.is_local:
         load_made, is_kept = partial(load_document, path=path), partial(_is_kept, path=path)
         with_prompt = partial(_with_prompt, load_made=load_made, settings=settings)
-        if not arguments.stacks:
+        if not choice.stacks:
             made = wheels.instead(
                 made,
                 load=load_made,
                 is_kept=lambda instead: is_kept(with_prompt(instead)),
                 keeps_device=any(setting.startswith("device=") for setting in settings),
-                install=not arguments.dry_run,
+                install=not keeping.plans,
             )
         made = with_prompt(made)
-        found = load_made(made)
-    say(in_words(found, with_length))
-    if not arguments.dry_run:
+        loaded = load_made(made)
+    say(in_words(loaded, keeping.with_length))
+    if not keeping.plans:
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             path = _kept(made, path)
@@ -497,11 +509,11 @@ def experiment(
             raise Mistake(
                 f"{path}: cannot be written: {refusal.strerror}; choose another: --out DIR"
             ) from refusal
-        found = load_document(made, path)
+        loaded = load_document(made, path)
         say(f"config: {path}")
-        _ask_to_download(found)
-        _say_what_is_built(found)
-    return path, found
+        _ask_to_download(loaded)
+        _say_what_is_built(loaded)
+    return path, loaded
 
 
 def _with_prompt(
@@ -560,16 +572,9 @@ def _is_served(experiment: Experiment) -> bool:
     return all(variant.stack == SERVER_STACK for variant in experiment.variants)
 
 
-def say_what_is_random(arguments: argparse.Namespace, experiments: Sequence[Experiment]) -> None:
-    """Say which models of configs are random weights, before anything else is printed. With --synthetic,
-    `experiment` has said it."""
-    if not arguments.synthetic and (sentence := _what_is_random(experiments)):
-        say(sentence)
-
-
-def _what_is_random(experiments: Sequence[Experiment]) -> str | None:
-    """None: no stack loads random weights."""
-    rows = [row for each in experiments for row in each.combinations()]
+def what_is_random(experiments: Sequence[Experiment]) -> str | None:
+    """Which models of configs are random weights, in one sentence; None if no stack loads such."""
+    rows = [row for experiment in experiments for row in experiment.combinations()]
     loaded = [(m.name, weights_of(m, variant)) for m, variant, _ in rows if stacks()[variant.stack].formats]
     models = dict.fromkeys(name for name, source in loaded if source and source.kind == "synthetic")
     if not models:

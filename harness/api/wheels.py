@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
+from harness.api.progress import Progress
+from harness.base.text import say
 from harness.campaign import forecast
-from harness.cli import say
-from harness.cli.progress import Progress
 from harness.config import ConfigError, Experiment, plan
 from harness.config.plan import Cell
 from harness.config.yaml_text import Document

@@ -16,6 +16,7 @@ from typing import Any
 
 from harness.analysis.figures import FIGURES
 from harness.analysis.warnings import Warnings
+from harness.machine.doctor import TABLES
 from harness.records import kinds as records_kinds
 from harness.theory import floors, published
 from harness.theory.hf_config import SHAPES
@@ -40,6 +41,7 @@ def refreshed(page: str) -> str:
         "controller": lambda: layers("harness"),
         "worker": lambda: layers("runners"),
         "warnings": warnings,
+        "checks": checks,
         "models": models,
         "slips": slips,
         "figures": columns,
@@ -108,6 +110,26 @@ def warnings() -> str:
     return "".join(tables)
 
 
+def checks() -> str:
+    """Every check of `harness doctor` by its subject: where it is read, what is a warning, and the fix."""
+    return "".join(
+        f"\n### {heading}\n\n"
+        + markdown(
+            [
+                {
+                    "code": f"`{check.code}`",
+                    "finding": check.what,
+                    "read from": check.where,
+                    "warning if": check.bound,
+                    "fix": check.fix or "",
+                }
+                for check in table
+            ]
+        )
+        for heading, table in TABLES
+    )
+
+
 def _next_step(warning: Warnings) -> str:
     named = f"`{warning.disturbance}`: " if warning.disturbance else ""
     return named + warning.next_step
@@ -146,7 +168,7 @@ def markdown(rows: Sequence[dict[str, Any]]) -> str:
         if value is None:
             return ""
         if not isinstance(value, float):
-            return str(value)
+            return str(value).replace("|", r"\|")
         return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
 
     heading = list(rows[0])

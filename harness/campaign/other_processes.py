@@ -15,7 +15,7 @@ import psutil
 from harness.analysis.disturbances import BusyProcess
 from harness.base import files, system
 from harness.base.files import NotFinished, cache_folder, made, open_regular
-from harness.machine.doctor.cpu import BUSY_SHARE, busy_share
+from harness.machine.cpu_times import BUSY_SHARE, busy_share
 from harness.records.measured import WaitedForQuiet
 
 # Allow one campaign on a device at a time: one of this cache, and one of all users of this machine.

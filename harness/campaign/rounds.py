@@ -31,7 +31,7 @@ from harness.config import Experiment, plan
 from harness.config.plan import Cell
 from harness.dataset import table
 from harness.machine import doctor
-from harness.machine.doctor.cpu import BUSY_SHARE, Times, busy_share
+from harness.machine.cpu_times import BUSY_SHARE, Times, busy_share
 from harness.machine.sensors import ROOT, Cooling, find
 from harness.records import Draft, ResultsError, Stored, measured
 from harness.records.kinds import done_of

@@ -21,7 +21,7 @@ from harness.campaign.weight_files import WeightFiles
 from harness.cli import NOT_OK, OK, say
 from harness.config import Experiment
 from harness.config.plan import Cell
-from harness.machine.doctor.cpu import BUSY_SHARE
+from harness.machine.cpu_times import BUSY_SHARE
 from harness.records import ResultsError
 from harness.report.text_table import NONE, Table, wrapped
 from harness.stacks import adopted, build

@@ -17,6 +17,7 @@ from typing import Any
 from harness.analysis.figures import FIGURES
 from harness.analysis.warnings import Warnings
 from harness.machine.doctor import TABLES
+from harness.machine.sensors import SENSORS
 from harness.records import kinds as records_kinds
 from harness.theory import floors, published
 from harness.theory.hf_config import SHAPES
@@ -42,6 +43,7 @@ def refreshed(page: str) -> str:
         "worker": lambda: layers("runners"),
         "warnings": warnings,
         "checks": checks,
+        "sensors": sensors,
         "models": models,
         "slips": slips,
         "figures": columns,
@@ -127,6 +129,20 @@ def checks() -> str:
             ]
         )
         for heading, table in TABLES
+    )
+
+
+def sensors() -> str:
+    """Every sensor: its columns, where they are read, and what they mean."""
+    return markdown(
+        [
+            {
+                "columns": ", ".join(f"`{column}`" for column in sensor.columns),
+                "source": sensor.where,
+                "meaning": sensor.meaning,
+            }
+            for sensor in SENSORS
+        ]
     )
 
 

@@ -20,8 +20,9 @@ from golden_record import GOLDEN, record, write_record
 from harness.analysis import sensors as analysis_sensors
 from harness.campaign import rounds
 from harness.dataset import table
-from harness.machine import energy, sensors
-from harness.machine.sensors import SensorSampler
+from harness.machine.rapl import UNREADABLE
+from harness.machine.sensor import Search
+from harness.machine.sensors import SensorSampler, sources
 from harness.records import NO_TOKENS
 from harness.records.files import write_columns
 from harness.records.kinds import wrong_with
@@ -227,7 +228,7 @@ def hwmon(root: Path, device: str) -> tuple[dict[str, int | None], str | None]:
     """What is read of a device's energy or power, and why nothing is."""
     missing: dict[str, str] = {}
     with ExitStack() as opened:
-        found = sensors.find(device, root, opened, missing)
+        found = sources(Search(device, root, opened, missing=missing))
         values = {name: value for each in found if each.energy for name, value in each.read().items()}
     return values, missing.get("GPU energy")
 
@@ -364,10 +365,10 @@ def test_the_counters_of_packages_dram_and_platform_are_sampled_as_they_count(tm
 
 @pytest.mark.parametrize(
     ("spoil", "why"),
-    [(lambda path: path.chmod(0), energy.UNREADABLE), (Path.unlink, "package-1 of RAPL cannot be read")],
+    [(lambda path: path.chmod(0), UNREADABLE), (Path.unlink, "package-1 of RAPL cannot be read")],
 )
 def test_of_a_package_that_cannot_be_read_nothing_is_counted(tmp_path, monkeypatch, spoil, why):
-    if os.geteuid() == 0 and why == energy.UNREADABLE:
+    if os.geteuid() == 0 and why == UNREADABLE:
         pytest.skip("root reads everything")
     monkeypatch.setenv("PATH", str(tmp_path))
     zones(tmp_path)

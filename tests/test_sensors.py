@@ -4,6 +4,7 @@ import copy
 import os
 import time
 from contextlib import ExitStack
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +21,13 @@ from harness.analysis.verdicts import notes
 from harness.analysis.warnings import Flag
 from harness.config.load import load
 from harness.dataset import table
-from harness.machine import sensors as machine_sensors
+from harness.machine.cooling import Cooling
+from harness.machine.cpu_sensors import TEMPERATURE, sysfs_temperature, sysfs_throttling
+from harness.machine.gpu_nvml import nvml_gpu
+from harness.machine.raspberry_pi import firmware
+from harness.machine.sensor import Search
 from harness.machine.sensor_values import CONDITIONS, NVML_BITS
-from harness.machine.sensors import Cooling, SensorSampler, find
+from harness.machine.sensors import SENSORS, SensorSampler, sources
 from harness.records import NO_TOKENS, TokenTimes
 from harness.records.kinds import wrong_with
 from harness.report import tables as shown
@@ -78,8 +83,10 @@ def sample_of(root: Path, device: str = "cpu") -> tuple[dict[str, int | None], d
     missing: dict[str, str] = {}
     with ExitStack() as opened:
         values: dict[str, int | None] = {}
-        for source in find(device, root, opened, missing):
+        for source in sources(Search(device, root, opened, missing=missing)):
             values |= source.read()
+    names = [column for sensor in SENSORS for column in sensor.columns]  # as the documentation has them
+    assert all(any(fnmatchcase(column, name) for name in names) for column in values)
     return values, missing
 
 
@@ -100,7 +107,7 @@ def test_the_cpus_temperature_is_its_hottest_zone_or_its_chips_die_and_no_other_
     put(tmp_path, files)
     values, missing = sample_of(tmp_path)
     assert values == {"cpu_temp_millidegrees_c": millidegrees}
-    assert machine_sensors.TEMPERATURE not in missing
+    assert TEMPERATURE not in missing
 
 
 @pytest.mark.usefixtures("no_firmware")
@@ -143,7 +150,7 @@ def test_a_tree_that_changes_is_sampled_as_it_changes(tmp_path):
 def test_a_core_that_was_hot_before_does_not_hide_one_that_gets_hot_now(tmp_path):
     put(tmp_path, cpu(0, core_ms=90_000) | cpu(1, core_ms=5))
     with ExitStack() as opened:
-        source = machine_sensors.sysfs_throttling(tmp_path, opened, {})
+        source = sysfs_throttling(Search("cpu", tmp_path, opened))
         assert source.read()["core_throttle_ms"] == 0
         put(tmp_path, cpu(1, core_ms=705))
         assert source.read()["core_throttle_ms"] == 700
@@ -153,7 +160,7 @@ def test_a_core_that_was_hot_before_does_not_hide_one_that_gets_hot_now(tmp_path
 def test_a_sensor_that_fails_while_it_samples_is_null_then(tmp_path):
     put(tmp_path, zone(0, "cpu-thermal", 40_000))
     with ExitStack() as opened:
-        source = machine_sensors.sysfs_temperature(tmp_path, opened, {})
+        source = sysfs_temperature(Search("cpu", tmp_path, opened))
         assert source.read() == {"cpu_temp_millidegrees_c": 40_000}
         (tmp_path / "sys/class/thermal/thermal_zone0/temp").write_text("N/A")
         assert source.read() == {"cpu_temp_millidegrees_c": None}
@@ -187,7 +194,7 @@ def test_firmware_that_fails_is_missing_and_asked_once(tmp_path, vcgencmd, scrip
 
 def test_firmware_that_fails_once_later_is_null_then_and_asked_again(vcgencmd):
     vcgencmd(board("echo throttled=0x0"))
-    source = machine_sensors.vcgencmd_board(missing := {})
+    source = firmware(missing := {})
     values = []
     for now in ("echo throttled=0x0", "exit 1", "echo throttled=0x4"):
         vcgencmd(board(now))
@@ -216,7 +223,7 @@ def test_of_a_gpu_what_it_supports_is_read_and_the_rest_is_missing(nvml):
     nvml(older)
     missing: dict[str, str] = {}
     with ExitStack() as opened:
-        source = machine_sensors.nvml_gpu("GPU-1", opened, missing)
+        source = nvml_gpu(Search("GPU-1", Path("/"), opened, missing=missing))
         values = source.read()
     assert values == {
         "gpu_sm_clock_mhz": 2520,

@@ -31,8 +31,10 @@ from harness.config import Experiment, plan
 from harness.config.plan import Cell
 from harness.dataset import table
 from harness.machine import doctor
+from harness.machine.cooling import Cooling
 from harness.machine.cpu_times import BUSY_SHARE, Times, busy_share
-from harness.machine.sensors import ROOT, Cooling, find
+from harness.machine.sensor import Search
+from harness.machine.sensors import sources
 from harness.records import Draft, ResultsError, Stored, measured
 from harness.records.kinds import done_of
 from harness.records.measured import WaitedForQuiet
@@ -328,7 +330,7 @@ IDLE_INTERVAL_S = 0.5  # between readings: of a power, each counts
 def idle_power(
     device_id: str,
     say: Callable[[str], None],
-    root: Path = ROOT,
+    root: Path = Path("/"),
     sleep: Callable[[float], None] = time.sleep,
     cpu_times: Callable[[], Times] = lambda: psutil.cpu_times()._asdict(),
 ) -> measured.IdlePower | None:
@@ -336,8 +338,8 @@ def idle_power(
     and of a CPU that was not idle. `root`: the folder that contains sys."""
     on_cpu = device_id == "cpu"
     with ExitStack() as opened:
-        sources = [each for each in find(device_id, root, opened, {}) if each.energy]
-        domains = {column: counter for each in sources for column, counter in each.energy.items()}
+        counters = [source for source in sources(Search(device_id, root, opened)) if source.energy]
+        domains = {column: counter for source in counters for column, counter in source.energy.items()}
         if (span_s := sensors.idle_span_s(domains, on_cpu)) is None:
             return None
         columns: dict[str, list[int | None]] = {name: [] for name in ("t_ns", *domains)}
@@ -346,8 +348,8 @@ def idle_power(
             if number:
                 sleep(IDLE_INTERVAL_S)
             values: dict[str, int | None] = {"t_ns": time.perf_counter_ns()}
-            for each in sources:
-                values |= each.read()
+            for source in counters:
+                values |= source.read()
             for name, column in columns.items():
                 column.append(values.get(name))
     busy = busy_share(before, cpu_times()) if on_cpu else None

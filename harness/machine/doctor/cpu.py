@@ -14,11 +14,12 @@ import psutil
 from harness.base.files import number, small_text
 from harness.base.text import plural
 from harness.machine import default_threads, facts
+from harness.machine.cpu_sensors import CPU_CHIPS, CPU_ZONES
 from harness.machine.cpu_times import BUSY_SHARE, IDLE, Times, busy_share, spent
 from harness.machine.doctor.check import Check, Reading, ok, unknown, warn
 from harness.machine.host import cpu_quota, free_memory_bytes, usable_cpus
+from harness.machine.raspberry_pi import BITS_COLUMN, firmware
 from harness.machine.sensor_values import FIRMWARE_BITS, SINCE_BOOT, UNDER_VOLTAGE
-from harness.machine.sensors import BITS_COLUMN, CPU_CHIPS, CPU_ZONES, vcgencmd_board
 
 STEAL_SHARE = 0.02  # in a second on two CPUs, 1% is two clock ticks
 SMALL_MEMORY_BYTES = 2e9
@@ -148,10 +149,10 @@ def _pi_throttling(host: Host) -> Reading | None:
     if not (shutil.which("vcgencmd") or host.is_pi):
         return None
     missing: dict[str, str] = {}
-    firmware = vcgencmd_board(missing)
-    bits = firmware.read().get(BITS_COLUMN) if firmware else None
+    source = firmware(missing)
+    bits = source.read().get(BITS_COLUMN) if source else None
     if bits is None:
-        silent = "it failed" if firmware else "it is not on PATH (Debian package raspi-utils)"
+        silent = "it failed" if source else "it is not on PATH (Debian package raspi-utils)"
         why = missing.get("vcgencmd get_throttled", silent)
         return unknown(f"vcgencmd get_throttled returns nothing: {why}")
     now = [name for bit, name in FIRMWARE_BITS.items() if bits & bit]

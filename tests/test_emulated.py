@@ -15,7 +15,7 @@ from harness.analysis.verdicts import status
 from harness.base.text import for_workers, recorded
 from harness.campaign import forecast
 from harness.config import plan
-from harness.machine.host import emulated
+from harness.machine.emulation import emulated
 from harness.records.kinds import wrong_with
 
 FUNCTIONAL = "the machine is emulated (its kernel is x86_64): its speeds mean nothing"

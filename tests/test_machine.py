@@ -14,7 +14,7 @@ from harness.campaign import repeat as campaign_repeat
 from harness.campaign import worker
 from harness.campaign.other_processes import device_lock
 from harness.campaign.repeat import Inputs
-from harness.machine.host import free_memory_bytes
+from harness.machine.cgroups import free_memory_bytes
 from harness.stacks.adopted import Interpreter
 from harness.stacks.header import stacks
 

@@ -23,7 +23,7 @@ from harness.config import (
     plan,
 )
 from harness.config.plan import Cell
-from harness.machine.host import free_memory_bytes
+from harness.machine.cgroups import free_memory_bytes
 from harness.models import check, locate, make
 from harness.models.hub import in_hub_cache
 from harness.models.locate import Ready, WeightsError

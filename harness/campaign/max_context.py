@@ -16,10 +16,10 @@ from harness.analysis.requested import option_mismatches
 from harness.campaign import next_context, worker
 from harness.campaign.forecast import trained_context
 from harness.campaign.memory_headroom import DeviceLost, MemoryHeadroom, NoHeadroom, headroom_on
+from harness.campaign.memory_limit import MemoryLimit
 from harness.campaign.next_context import PAGES_TO_A_TABLE, Account, Need, Space, Try, by_shape
 from harness.campaign.repeat import Failure, Inputs, NotReady, untimed
 from harness.campaign.rounds import Campaign
-from harness.campaign.worker_memory import MemoryLimit
 from harness.config import MaxCtx
 from harness.config.plan import Cell
 from harness.records import Draft, Running, Stored

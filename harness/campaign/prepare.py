@@ -17,10 +17,10 @@ from harness.base import bounds, files
 from harness.base.files import cache_folder, delete_oldest, drop, made
 from harness.campaign import worker
 from harness.campaign.forecast import Device, Forecast, expected, forecast_cell, local_weights
+from harness.campaign.memory_limit import mechanism_here
 from harness.campaign.prompts import Prompts
 from harness.campaign.repeat import Inputs, NotReady
 from harness.campaign.worker import Facts
-from harness.campaign.worker_memory import mechanism_here
 from harness.config import Experiment, MaxCtx, Weights, Windows, plan
 from harness.config.plan import Cell
 from harness.models import check, engine_files, locate, make, served

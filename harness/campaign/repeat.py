@@ -23,8 +23,9 @@ from harness.base.nvml import UUIDS
 from harness.base.text import recorded, redacted
 from harness.campaign import worker
 from harness.campaign.forecast import Forecast
+from harness.campaign.memory_limit import MemoryLimit
 from harness.campaign.other_processes import cpu_time
-from harness.campaign.worker_memory import MemoryLimit, pressure
+from harness.campaign.worker_memory import pressure
 from harness.config import Experiment
 from harness.config.plan import Cell
 from harness.config.variants import weights_of

@@ -25,7 +25,7 @@ from harness.campaign.worker_memory import vram_reader
 from harness.config import Variant, Weights
 from harness.config.experiment import Scalar
 from harness.config.plan import Cell
-from harness.machine.host import free_memory_bytes
+from harness.machine.cgroups import free_memory_bytes
 from harness.models.gguf_files import type_in
 from harness.models.locate import Ready, WeightsError
 from harness.models.make import FULL_TYPES, SOURCE_QUANT

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 import os
 import re
 import signal
@@ -19,8 +18,9 @@ from harness.base.files import counters
 from harness.base.nvml import UUIDS
 from harness.base.system import KILL_STATUS
 from harness.base.text import for_workers
-from harness.campaign.worker_memory import MemoryLimit, MemorySampler, mark, watched, weight_files
-from harness.machine.host import cgroups_of
+from harness.campaign.memory_limit import MemoryLimit
+from harness.campaign.worker_memory import MemorySampler, mark, watched, weight_files
+from harness.machine.cgroups import cgroups_of
 from harness.machine.sensors import SensorSampler
 from harness.records import FULL, tail
 from harness.records.measured import Mark
@@ -117,11 +117,9 @@ def exit_reason(
 def oom_kills() -> int:
     """OOM kills by the kernel in this process's cgroup (which includes its workers); if no cgroup counts
     them, on the whole machine."""
-    for cgroup in itertools.islice(cgroups_of("memory"), 1):
-        name = {1: "memory.oom_control", 2: "memory.events.local"}[cgroup.version]
-        if (kills := counters(cgroup.folder / name).get("oom_kill")) is not None:
-            return kills
-    return counters(Path("/proc/vmstat")).get("oom_kill", 0)
+    own = next(cgroups_of("memory"), None)
+    kills = own.own_oom_kills() if own else None
+    return kills if kills is not None else counters(Path("/proc/vmstat")).get("oom_kill", 0)
 
 
 def _abort_reason(log: list[str]) -> str:

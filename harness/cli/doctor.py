@@ -22,9 +22,10 @@ from harness.cli import NOT_OK, OK, Mistake, say
 from harness.cli.progress import Progress
 from harness.machine import ProbeError
 from harness.machine import doctor as conditions
+from harness.machine.cgroups import usable_memory_bytes
 from harness.machine.cpu_times import BUSY_SHARE
 from harness.machine.doctor import Finding
-from harness.machine.host import cpu_kind, usable_memory_bytes
+from harness.machine.emulation import cpu_kind
 from harness.stacks import build
 from harness.stacks.adopted import Interpreter
 from harness.stacks.header import references, stacks

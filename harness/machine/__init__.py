@@ -22,8 +22,9 @@ from typing_extensions import TypedDict
 from harness.base.files import small_text
 from harness.base.nvml import VISIBLE, Gpu, nvidia_gpus, visible_gpus
 from harness.base.text import machine_text, plural
+from harness.machine.cgroups import known_cpu_quota, usable_cpus
 from harness.machine.cores import CoreKind, all_cores, core_kinds, fast_cores, usable_cores
-from harness.machine.host import emulated, known_cpu_quota, usable_cpus
+from harness.machine.emulation import emulated
 
 if TYPE_CHECKING:
     from harness.machine.probes import MatrixRate, ReadRate

@@ -14,7 +14,7 @@ import numpy as np
 from typing_extensions import TypedDict
 
 from harness.machine import last_level_cache_bytes
-from harness.machine.host import free_memory_bytes, usable_cpus
+from harness.machine.cgroups import free_memory_bytes, usable_cpus
 from harness.stacks.inside.guard import end_with
 
 # Measure the read bandwidth of main memory: several kernels on all threads; the fastest gives the peak.

@@ -14,10 +14,10 @@ import psutil
 from harness.base.files import number, small_text
 from harness.base.text import plural
 from harness.machine import default_threads, facts
+from harness.machine.cgroups import cpu_quota, free_memory_bytes, usable_cpus
 from harness.machine.cpu_sensors import CPU_CHIPS, CPU_ZONES
 from harness.machine.cpu_times import BUSY_SHARE, IDLE, Times, busy_share, spent
 from harness.machine.doctor.check import Check, Reading, ok, unknown, warn
-from harness.machine.host import cpu_quota, free_memory_bytes, usable_cpus
 from harness.machine.raspberry_pi import BITS_COLUMN, firmware
 from harness.machine.sensor_values import FIRMWARE_BITS, SINCE_BOOT, UNDER_VOLTAGE
 

@@ -65,7 +65,7 @@ def weights(name: str) -> Path:
 
 
 def weights_name(path: str | Path | None) -> str | None:
-    """The name of the shipped checkpoint in this folder: the same in every installation; null: none."""
+    """The name of the shipped checkpoint in this folder: the same in every installation; None: none."""
     folder = Path(path) if path else HERE
     return folder.name if folder == weights(folder.name) and folder.name in weights_names() else None
 

@@ -407,11 +407,11 @@ def _constant(name: str) -> None:
     raise ValueError(f"has {name}, which is not a finite number")
 
 
-# Read one small file of sysfs, procfs or a cgroup; null if it is missing or unreadable.
+# Read one small file of sysfs, procfs or a cgroup; None if it is missing or unreadable.
 
 
 def small_text(path: Path) -> str | None:
-    """The file without surrounding whitespace. Some files of sysfs cannot be read: null too."""
+    """The file without surrounding whitespace. Some files of sysfs cannot be read: None too."""
     try:
         return path.read_text(encoding="utf-8", errors="replace").strip("\0 \n")
     except OSError:
@@ -419,7 +419,7 @@ def small_text(path: Path) -> str | None:
 
 
 def number(path: Path) -> int | None:
-    """An integer; null if the file holds none."""
+    """An integer; None if the file holds none."""
     try:
         return int(small_text(path) or "")
     except ValueError:

@@ -74,7 +74,7 @@ def compute_capabilities() -> list[str]:
 
 
 def _meant(word: str, cards: list[_Card]) -> Gpu | None:
-    """The device of one id in CUDA_VISIBLE_DEVICES; null for none, and for a beginning that several have."""
+    """The device of one id in CUDA_VISIBLE_DEVICES; None for none, and for a beginning that several have."""
     if number := re.match(r"[+-]?\d+", word):  # as strtol reads it
         index = int(number[0])
         devices = cards[index].devices if 0 <= index < len(cards) else []
@@ -132,7 +132,7 @@ def mig_instances(nvml: Any, handle: Any) -> list[Any]:
 
 
 def reported(nvml: Any, function: str, *arguments: object) -> Any:
-    """The result of an NVML function; null if NVML has none: not supported, not permitted, not found."""
+    """The result of an NVML function; None if NVML has none: not supported, not permitted, not found."""
     try:
         return getattr(nvml, function)(*arguments)
     except nvml.NVMLError:
@@ -141,7 +141,7 @@ def reported(nvml: Any, function: str, *arguments: object) -> Any:
 
 @contextmanager
 def _opened() -> Iterator[Any]:
-    """pynvml, open for as long as the block runs; null without a driver."""
+    """pynvml, open for as long as the block runs; None without a driver."""
     import pynvml
 
     try:

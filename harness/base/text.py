@@ -212,7 +212,7 @@ def listed(values: Iterable[int]) -> str:
 
 
 def csv_text(lines: Iterable[Iterable[object]]) -> str:
-    """Lines as a CSV file; null is an empty cell."""
+    """Lines as a CSV file; None is an empty cell."""
     out = io.StringIO()
     csv.writer(out, lineterminator="\n").writerows(map(csv_cell, line) for line in lines)
     return out.getvalue()

@@ -44,7 +44,7 @@ Found = worker.Facts
 @dataclass
 class Probing:
     """State shared by all probes of a search. `option`: the name of the context length option; `mechanism`:
-    how memory is limited, null on a GPU."""
+    how memory is limited, None on a GPU."""
 
     cell: Cell
     inputs: Inputs
@@ -230,7 +230,7 @@ _INT32 = 2**31 - 1
 
 
 def refusal(cell: Cell, threads: int) -> NotReady | None:
-    """Why a cell has no context to search, checked before anything is built for it; null if it has one."""
+    """Why a cell has no context to search, checked before anything is built for it; None if it has one."""
     if reason := cell.impossible(threads):
         return NotReady("unavailable", reason)
     if cell.header.context_of(cell.options(threads)):

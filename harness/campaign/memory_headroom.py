@@ -31,7 +31,7 @@ class DeviceLost(RuntimeError):
 class MemoryHeadroom:
     """`limit_bytes`: memory the search may use; `stated`: whether the config sets it (else it is what was
     free). `held_bytes`: in use on the device before the search. `may_spill`: why device memory may spill into
-    system memory; null if it cannot. `free`: reads the bytes that are free now."""
+    system memory; None if it cannot. `free`: reads the bytes that are free now."""
 
     limit_bytes: int
     stated: bool

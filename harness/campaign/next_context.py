@@ -45,7 +45,7 @@ class Space:
 
 @dataclass(frozen=True)
 class Try:
-    """A context that was tried. `peak_bytes`: its peak memory; null if not known."""
+    """A context that was tried. `peak_bytes`: its peak memory; None if not known."""
 
     n_ctx: int
     fits: bool
@@ -53,7 +53,7 @@ class Try:
 
 
 def predicted(space: Space, need: Need, limit_bytes: float) -> int | None:
-    """The longest context whose need is within the limit; null if not even the shortest is."""
+    """The longest context whose need is within the limit; None if not even the shortest is."""
     if need(space.lowest) > limit_bytes:
         return None
     low, high = space.lowest, space.highest + space.granule
@@ -64,7 +64,7 @@ def predicted(space: Space, need: Need, limit_bytes: float) -> int | None:
 
 
 def longest(space: Space, tries: Sequence[Try]) -> int | None:
-    """The longest tried context that fits; null if none does. Every context above a failing one fails."""
+    """The longest tried context that fits; None if none does. Every context above a failing one fails."""
     shortest_failing = _ceiling(space, tries)
     return max((t.n_ctx for t in tries if t.fits and t.n_ctx < shortest_failing), default=None)
 
@@ -89,9 +89,9 @@ def following(
     accounted: bool,
     margin_bytes: float = 0,
 ) -> int | None:
-    """The context to try next; null when the longest is known (the next one fails or does not exist).
+    """The context to try next; None when the longest is known (the next one fails or does not exist).
 
-    `need`: null if not known. `accounted`: whether it is the stack's own account, which is tried directly,
+    `need`: None if not known. `accounted`: whether it is the stack's own account, which is tried directly,
     less `margin_bytes`. A try that fits shows the account's error; a try that fails does not.
     """
     low, high = longest(space, tries) or space.lowest - space.granule, _ceiling(space, tries)
@@ -244,7 +244,7 @@ def _on_gpu(by_device: Mapping[str, int]) -> float:
 
 
 def by_shape(cell: Cell, inputs: Inputs) -> Need | None:
-    """Bytes by context length from the memory model of the stack; null if the shape is not known."""
+    """Bytes by context length from the memory model of the stack; None if the shape is not known."""
     held = held_model(cell, inputs.weights, inputs.options)
     if held is None:
         return None

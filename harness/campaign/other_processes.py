@@ -90,7 +90,7 @@ LOOK_S = 0.5  # 50 ticks a CPU of the clock that counts CPU time
 
 
 def busy_now(look_s: float = LOOK_S) -> float | None:
-    """The share of the CPUs that all processes use; null if it cannot be read."""
+    """The share of the CPUs that all processes use; None if it cannot be read."""
     before = psutil.cpu_times()._asdict()
     time.sleep(look_s)
     return busy_share(before, psutil.cpu_times()._asdict())
@@ -98,7 +98,7 @@ def busy_now(look_s: float = LOOK_S) -> float | None:
 
 def wait_until_quiet(say: Callable[[str], None], at_most_s: float, look_s: float = LOOK_S) -> WaitedForQuiet:
     """Wait until the CPUs are idle over one sample, or `at_most_s` has passed. Returns `waited_s`, and
-    `busy_share`, the CPU share used by others in the last sample (null if it cannot be read)."""
+    `busy_share`, the CPU share used by others in the last sample (None if it cannot be read)."""
     began, announced = time.monotonic(), False
     while True:
         share = busy_now(look_s)
@@ -163,7 +163,7 @@ class Disturbers:
             self._cpu_s[key] = self._cpu_s.get(key, 0.0) + cpu_s - before.cpu_s.get(key, 0.0)
 
     def busiest(self) -> BusyProcess | None:
-        """The process that used the most CPU time; null if nothing was disturbed or no process is visible."""
+        """The process that used the most CPU time; None if nothing was disturbed or no process is visible."""
         if not self._cpu_s or self._seconds <= 0:
             return None
         key = max(self._cpu_s, key=lambda each: self._cpu_s[each])

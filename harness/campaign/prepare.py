@@ -49,7 +49,7 @@ WITHOUT_EFFECT = ("n_ctx", "threads", "mmap")
 
 
 def context_file_of(cell: Cell, inputs: Inputs) -> Path | None:
-    """The file for a cell's filled context, which need not exist yet; null where none is kept. The worker
+    """The file for a cell's filled context, which need not exist yet; None where none is kept. The worker
     adds a checksum to its name.
 
     Deletes the oldest others until they take at most MOST_BYTES.
@@ -348,7 +348,7 @@ class Preparation:
     def __init__(
         self, device: str, gpu: str | None, threads: int | None, say: Say, packages: Sequence[str] = ()
     ) -> None:
-        """`threads`: null for one per physical core. `packages`: requirements in place of the pinned ones."""
+        """`threads`: None for one per physical core. `packages`: requirements in place of the pinned ones."""
         self.device, self.say, self._packages = device, say, packages
         self.threads = threads or machine.default_threads()
         self._no_device: str | None = None
@@ -397,7 +397,7 @@ class Preparation:
         return found
 
     def fingerprint(self, cell: Cell) -> str | None:
-        """Identifies the cell's weights before they are made or converted, and the further files; null if
+        """Identifies the cell's weights before they are made or converted, and the further files; None if
         they are unavailable."""
         try:
             further = [locate.local(path).fingerprint for path in cell.further_files]
@@ -442,7 +442,7 @@ class Preparation:
         return self._servers[url, model]
 
     def weights(self, cell: Cell) -> Ready | None:
-        """The weights of a cell, made or downloaded if missing; null if its stack loads none. Of a server:
+        """The weights of a cell, made or downloaded if missing; None if its stack loads none. Of a server:
         its GGUF, if the config names one here. Further files that options name must be there.
 
         Weights without a tokenizer get that of the model's checkpoint: all stacks need the same ids. Raises
@@ -466,7 +466,7 @@ class Preparation:
         return given or self._producer.checkpoint(cell)
 
     def engine_files(self, cell: Cell, ready: Ready | None) -> EngineFiles | None:
-        """The files of the cell's engine, made of its checkpoint; null if it loads that. Raises NotReady."""
+        """The files of the cell's engine, made of its checkpoint; None if it loads that. Raises NotReady."""
         if cell.header.made is None or ready is None:
             return None
         with _not_ready():
@@ -492,7 +492,7 @@ class Preparation:
     @contextmanager
     def dequantized(self, cell: Cell, given: Ready, original: Ready | None) -> Iterator[Ready]:
         """The weights of a quantized cell in 16 bits, removed after the block. `original`: the 16-bit weights
-        that they were made of; null: not known. Raises NotReady."""
+        that they were made of; None: not known. Raises NotReady."""
         with _not_ready():
             made = self._producer.dequantized(cell, given, original)
         try:
@@ -509,7 +509,7 @@ class Preparation:
                 return self._producer.differences(cell, folder, original.path)
 
     def _given(self, cell: Cell) -> Ready | None:
-        """Weights from a local path or the hub, in a format the stack loads; null for synthetic weights.
+        """Weights from a local path or the hub, in a format the stack loads; None for synthetic weights.
 
         Raises WeightsError.
         """
@@ -547,7 +547,7 @@ class Preparation:
 
 
 def _tokenizer_of(cell: Cell) -> Path | None:
-    """The tokenizer of the local checkpoint that the config names besides the cell's own weights; null:
+    """The tokenizer of the local checkpoint that the config names besides the cell's own weights; None:
     none."""
     checkpoint = cell.model.of_format.get("hf")
     path = checkpoint and checkpoint.path and Path(checkpoint.path) / TOKENIZER
@@ -599,7 +599,7 @@ def inputs_or_refusal(
 
 
 def mechanism(cells: Sequence[Cell], preparation: Preparation) -> str | None:
-    """How this machine limits a worker's memory; null if it cannot, or if no cell on a CPU has a limit."""
+    """How this machine limits a worker's memory; None if it cannot, or if no cell on a CPU has a limit."""
     if preparation.device_id != "cpu" or not any(cell.bounded for cell in cells):
         return None
     try:

@@ -43,7 +43,7 @@ class NoVocabulary(NotReady):
 @dataclass(frozen=True)
 class Tokenized:
     """Ids of a text, without special tokens. `bos`: the id that the tokenizer puts in front of a text (the
-    beginning of a sequence); null: none."""
+    beginning of a sequence); None: none."""
 
     ids: list[int]
     bos: int | None

@@ -140,7 +140,7 @@ class BadReference(NotStarted):
 
 @dataclass(frozen=True)
 class Origin:
-    """The inputs of a reference: the text, the windows, their ids. `bos`: the first id of each window; null:
+    """The inputs of a reference: the text, the windows, their ids. `bos`: the first id of each window; None:
     none."""
 
     text_sha256: str

@@ -92,7 +92,7 @@ class Inputs:
     context_file: Path | None = None
     """For the filled context of a workload that keeps it."""
     engine_files: EngineFiles | None = None
-    """Made of the weights; null: the stack loads the weights themselves."""
+    """Made of the weights; None: the stack loads the weights themselves."""
 
     @property
     def loaded_from(self) -> Path | None:
@@ -102,7 +102,7 @@ class Inputs:
 
     @property
     def nvml_uuid(self) -> str | None:
-        """The device's NVML UUID; null for a CPU or a GPU that is not NVIDIA's."""
+        """The device's NVML UUID; None for a CPU or a GPU that is not NVIDIA's."""
         return self.device_id if self.device_id.startswith(UUIDS) else None
 
     def request(
@@ -268,7 +268,7 @@ def _sensor_record(
 
 
 def _done_error(facts: Any) -> str | None:
-    """What is wrong with the facts of a decode's Done event, as a clause; null if they are valid."""
+    """What is wrong with the facts of a decode's Done event, as a clause; None if they are valid."""
     if missing := DONE_FACTS - facts.keys():
         return f"Done without {', '.join(sorted(missing))}"
     if not isinstance(facts["counters"], dict) or not isinstance(facts["facts_after"], dict):
@@ -279,7 +279,7 @@ def _done_error(facts: Any) -> str | None:
 
 
 def _after_load(marks: list[measured.Mark]) -> measured.Memory:
-    """RSS and VRAM right after the model was loaded; null if it was not."""
+    """RSS and VRAM right after the model was loaded; None if it was not."""
     loaded = next((each for each in marks if each["at"] == "loaded"), None)
     anon, files = (loaded["rss_anon_bytes"], loaded["rss_file_bytes"]) if loaded else (None, None)
     rss = None if anon is None or files is None else anon + files
@@ -352,7 +352,7 @@ class WorkerReport:
         return self.ended.reason if isinstance(self.ended, (Failed, Died)) else None
 
     def done(self) -> measured.EndFacts | None:
-        """The facts of Done; null without it. Of the facts read again after the run, only those that changed
+        """The facts of Done; None without it. Of the facts read again after the run, only those that changed
         are kept; of the device's token times, only their number (the series has the times)."""
         if not isinstance(self.ended, Done):
             return None
@@ -366,14 +366,14 @@ class WorkerReport:
         return changed
 
     def _device_ns(self) -> list[int] | None:
-        """Each token's time by the device's clock; null if the stack reports none."""
+        """Each token's time by the device's clock; None if the stack reports none."""
         return self.ended.facts["counters"].get("device_ns") if isinstance(self.ended, Done) else None
 
     def times(self, prompt_tokens: int) -> TokenTimes:
         return TokenTimes.of_events(self.tokens, prompt_tokens, self._device_ns())
 
     def timed(self, times: TokenTimes) -> sensors.Timed | None:
-        """The timed section, to select sensor samples; null if it did not finish."""
+        """The timed section, to select sensor samples; None if it did not finish."""
         return sensors.timed(plain(self.ended.facts) if isinstance(self.ended, Done) else None, times)
 
 
@@ -500,7 +500,7 @@ def environment_facts(cell: Cell, interpreter: Interpreter) -> parts.Environment
 
 
 def git_commit() -> str | None:
-    """The harness's git commit, with `+` if files differ from it; null if it is not a git checkout."""
+    """The harness's git commit, with `+` if files differ from it; None if it is not a git checkout."""
     root = Path(__file__).resolve().parent.parent.parent
 
     def git(*words: str) -> str:

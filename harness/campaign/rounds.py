@@ -54,7 +54,7 @@ RecordsByRepeat = Mapping[tuple[str, int], Sequence[Stored]]
 @dataclass(frozen=True)
 class Due:
     """An attempt to measure. `attempt`: counted from 1; earlier attempts were disturbed. `quiet`: the result
-    of waiting until the CPUs were idle; null if there was no wait. `side`: A or B of a campaign of two
+    of waiting until the CPUs were idle; None if there was no wait. `side`: A or B of a campaign of two
     sides."""
 
     cell: Cell
@@ -170,7 +170,7 @@ class Watcher(Protocol):
 class RunOptions:
     """Options of one run that are not in the config. `root`: the results folder, absolute. `reference`: a
     file with the reference of quality, in place of computing it. `fleet`: the place in a fleet that its
-    records name; null without one. `forecasts`: those of its cells that are known already."""
+    records name; None without one. `forecasts`: those of its cells that are known already."""
 
     root: Path
     config_path: Path
@@ -334,7 +334,7 @@ def idle_power(
     sleep: Callable[[float], None] = time.sleep,
     cpu_times: Callable[[], Times] = lambda: psutil.cpu_times()._asdict(),
 ) -> measured.IdlePower | None:
-    """The device's power over some seconds, as long as its counter needs; null, at once, without a counter,
+    """The device's power over some seconds, as long as its counter needs; None, at once, without a counter,
     and of a CPU that was not idle. `root`: the folder that contains sys."""
     on_cpu = device_id == "cpu"
     with ExitStack() as opened:

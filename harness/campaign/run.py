@@ -114,7 +114,7 @@ def _searched(campaign: Campaign, cell: Cell) -> Stored:
 
 
 def _kept(campaign: Campaign, cell: Cell) -> Stored | None:
-    """The earlier search, if it is still valid; null: search the cell now."""
+    """The earlier search, if it is still valid; None: search the cell now."""
     options, before = campaign.options, campaign.searches.get(campaign.keys[cell.id])
     was = status(before.record)[0] if before else None
     return before if before and plan.is_done(was, options.fresh, options.retry_failed) else None

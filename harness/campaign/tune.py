@@ -60,7 +60,7 @@ class Tuned:
 @dataclass(frozen=True)
 class Outcome:
     """`reasons`: by setting, why its last repeat without a figure has none. `weights`: the file or folder
-    that was loaded; null: none."""
+    that was loaded; None: none."""
 
     reasons: Mapping[Setting, str]
     weights: str | None
@@ -136,7 +136,7 @@ class _Rounds:
         return self._attempts[due.cell.id].measure(due, place, of, where)
 
     def _costs(self, stored: Sequence[Stored]) -> tuple[dict[Setting, float | None], set[Setting]]:
-        """Costs by setting, null where the repeat has no valid figure; and settings that failed by their own
+        """Costs by setting, None where the repeat has no valid figure; and settings that failed by their own
         fault. Reasons are kept for both."""
         gathered, metric = load_study(stored), self._tuned.metric
         found: dict[Setting, float | None] = {}

@@ -121,7 +121,7 @@ class WeightFiles:
     def _made(self, cell: Cell, name: str, made: Decoder, seed: int | None) -> tuple[str, float]:
         """The files still to make for a cell, after the cells before it, in words; their bytes.
 
-        `name`: identifies the checkpoint. `seed`: of a synthetic one; null: it exists.
+        `name`: identifies the checkpoint. `seed`: of a synthetic one; None: it exists.
         """
         steps: list[Step] = []
         if seed is not None:

@@ -199,7 +199,7 @@ def digest_of(interpreter: Interpreter) -> str:
 
 
 def precision(parameters: int, free: int | None) -> tuple[str, str]:
-    """The reference's dtype, fp32 or bf16, and why. `free`: bytes; null: not known."""
+    """The reference's dtype, fp32 or bf16, and why. `free`: bytes; None: not known."""
     needed = 4 * parameters
     weights = f"in float32 its weights take {needed / 1e9:.1f} GB"
     if free is None:
@@ -232,7 +232,7 @@ def _candidates(cells: Sequence[Cell]) -> Iterator[Cell]:
 
 
 def expected(cell: Cell) -> bool | None:
-    """Whether the model of a cell will have a reference; null: known once its weights are here."""
+    """Whether the model of a cell will have a reference; None: known once its weights are here."""
     if cell.packing:
         return "hf" in references()
     here: bool | None = False
@@ -250,7 +250,7 @@ def expected(cell: Cell) -> bool | None:
 
 
 def free_bytes(device_id: str) -> int | None:
-    """Free memory of the device, without the driver's reserve; null if NVML does not report it."""
+    """Free memory of the device, without the driver's reserve; None if NVML does not report it."""
     import pynvml
 
     if device_id == "cpu":

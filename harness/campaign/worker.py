@@ -92,7 +92,7 @@ _NO_VRAM = "error: out of memory"
 def exit_reason(
     status: int | None, log_path: Path, memory_limit: MemoryLimit | None, kills_before: int
 ) -> Died:
-    """The death of a worker. `status`: as in Popen; null: it had to be killed. `kills_before`: OOM kills when
+    """The death of a worker. `status`: as in Popen; None: it had to be killed. `kills_before`: OOM kills when
     it was started."""
     if status is None:
         return Died("crash", "the worker closed its pipe without Done or Failed and had to be killed")
@@ -128,7 +128,7 @@ def _abort_reason(log: list[str]) -> str:
 
 
 def _gpu_error(log: list[str]) -> str | None:
-    """The last failed call of a GPU in the log, with its place; null if there is none."""
+    """The last failed call of a GPU in the log, with its place; None if there is none."""
     at = max((number for number, line in enumerate(log) if _GPU_ERROR.search(line)), default=None)
     if at is None:
         return None
@@ -146,7 +146,7 @@ def _budget(memory_limit: MemoryLimit) -> str:
 
 
 def _memory_error(log: list[str], limited: bool) -> str | None:
-    """The last out-of-memory message in the log of a worker that exited by itself; null if there is none.
+    """The last out-of-memory message in the log of a worker that exited by itself; None if there is none.
     Without a memory budget only C++'s bad_alloc counts."""
     words = NO_MEMORY if limited else NO_MEMORY[:1]
     lines = [line.strip() for line in log if any(word in line.lower() for word in words)]
@@ -220,7 +220,7 @@ class Worker:
                 os.close(end)
         self.pid = self._process.pid
         self.rusage: Usage | None = None
-        self.exit_status: int | None = None  # as in Popen; null: killed by the controller
+        self.exit_status: int | None = None  # as in Popen; None: killed by the controller
 
     def events(self, timeout_s: float, keep: BinaryIO | None = None) -> Iterator[Event | Died]:
         """Yield events as they arrive. The last is the final Done, a Failed or a Died; by then the process
@@ -385,7 +385,7 @@ AROUND = ("warmup", "finish")
 
 @dataclass(frozen=True)
 class Job:
-    """A request, and how its worker is run. `nvml_uuid`: of the device, null if NVML does not know it.
+    """A request, and how its worker is run. `nvml_uuid`: of the device, None if NVML does not know it.
     `weights`: the file or folder that it maps. `keep`: receives the bytes of each event."""
 
     request: Request
@@ -466,7 +466,7 @@ def run(job: Job, on_event: Callable[[Event | Died], None]) -> WorkerOutcome:
 
 
 def _moment(event: Event | Died) -> str | None:
-    """The name of the moment at which memory is read for this event; null if it is not read."""
+    """The name of the moment at which memory is read for this event; None if it is not read."""
     if isinstance(event, Loaded):
         return "loaded"
     return MOMENTS.get(event.name) if isinstance(event, Phase) else None

@@ -9,6 +9,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import psutil
 import pynvml
 import pytest
 from conftest import records_below, shell_script
@@ -578,6 +579,9 @@ def test_doctor_prints_warnings_first_with_the_effect_and_the_fix_below(harness,
     vcgencmd(firmware(0x80008))
     ran = harness("doctor")
     assert ran.code == 0
+    assert ran.out.startswith(f"CPU: {machine.facts()['cpu']}")
+    assert f"memory {psutil.virtual_memory().total / 1e9:.1f} GB" in ran.out
+    assert "GB/s" not in ran.out  # it measures nothing unless it is asked to
     lines = ran.out.partition("\n\n")[2].splitlines()
     at = next(i for i, line in enumerate(lines) if line.startswith("warn     CPU throttling"))
     assert lines[at].endswith("soft temperature limit now; soft temperature limit since boot (0x80008)")

@@ -12,7 +12,7 @@ from golden_record import GOLDEN
 from harness import config as configs
 from harness import machine
 from harness.analysis.verdicts import status
-from harness.base.text import for_workers, recorded
+from harness.base.variables import for_workers, recorded
 from harness.campaign import forecast
 from harness.config import plan
 from harness.machine.emulation import emulated

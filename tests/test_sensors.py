@@ -2,6 +2,7 @@
 
 import copy
 import os
+import re
 import time
 from contextlib import ExitStack
 from fnmatch import fnmatchcase
@@ -20,6 +21,7 @@ from harness.analysis import sensors, throttling
 from harness.analysis.verdicts import notes
 from harness.analysis.warnings import Flag
 from harness.config.load import load
+from harness.config.yaml_text import ConfigError
 from harness.dataset import table
 from harness.machine.cooling import Cooling
 from harness.machine.cpu_sensors import TEMPERATURE, sysfs_temperature, sysfs_throttling
@@ -581,48 +583,34 @@ def measured(tmp_path: Path) -> dict[str, Any]:
     return record
 
 
-@pytest.mark.parametrize("throttled", ["0x0", "0x10000"])
-def test_a_run_on_a_quiet_board_is_ok_with_its_samples_and_what_it_could_not_see_after_earlier_throttling(
-    harness, config, vcgencmd, tmp_path, throttled
+def test_a_run_on_a_board_throttled_earlier_is_ok_and_says_what_it_could_not_see(
+    harness, config, vcgencmd, tmp_path
 ):
-    vcgencmd(board(f"echo throttled={throttled}"))
+    vcgencmd(board("echo throttled=0x10000"))
     ran = harness("run", config({"B_ms": 1.0}, warmup=SHORT), "--json")
     assert ran.code == 0
     record = measured(tmp_path)
-    said = record["sensors"]
-    assert said["throttled"] == []
-    assert said["samples"] >= 2
-    assert said["cost_ns"] > 0
-    assert "vcgencmd get_throttled" in said["sources"].values()
-    assert ("under-voltage between samples" in said["missing"]) == (throttled == "0x10000")
+    summary = record["sensors"]
+    assert summary["throttled"] == []
+    assert summary["samples"] >= 2
+    assert summary["cost_ns"] > 0
+    assert "vcgencmd get_throttled" in summary["sources"].values()
+    assert "under-voltage between samples" in summary["missing"]
     assert next((tmp_path / "results").rglob("sensors.parquet")).parent.joinpath("record.json").exists()
     assert "cooled" not in record
 
 
-BEGUN = "grep -qs '\"generate\"' results/*/*/*/*/events.jsonl"
-
-
-@pytest.mark.parametrize(
-    ("throttled", "reason"),
-    [
-        ("echo throttled=0x50005", "under-voltage from n = "),
-        # Set as soon as generation has begun, gone before the next look.
-        (
-            f"{BEGUN} && bit=4; echo throttled=0x${{bit}}0000",
-            "throttled between two samples, from n = 26 to 65",
-        ),
-    ],
-)
-def test_a_run_on_a_throttled_board_is_invalid_and_says_with_what(
-    harness, config, vcgencmd, tmp_path, throttled, reason
-):
-    vcgencmd(board(throttled))
-    # The warm-up is long enough for the look at its beginning to be over when generation begins.
+def test_a_run_on_a_throttled_board_is_invalid_and_says_with_what(harness, config, vcgencmd, tmp_path):
+    # Set as soon as generation has begun, gone before the next look. The warm-up is long enough for the look
+    # at its beginning to be over by then.
+    begun = "grep -qs '\"generate\"' results/*/*/*/*/events.jsonl"
+    vcgencmd(board(f"{begun} && bit=4; echo throttled=0x${{bit}}0000"))
     ran = harness("run", config({"B_ms": 1.0, "prefill_ms": 100.0, "clock": "real"}, warmup=SHORT), "--json")
     assert ran.code == 1
     (row,) = ran.json
     assert row["status"] == "invalid"
-    assert any(reason in each for each in row["reasons"]), row["reasons"]
+    (reason,) = row["reasons"]
+    assert "throttled between two samples, from n = 26 to 65" in reason
     assert measured(tmp_path)["outcome"] == "ok"  # what was measured is kept as it was
 
 
@@ -651,13 +639,10 @@ def test_a_run_that_is_to_cool_down_says_how_far_it_did(harness, config, tmp_pat
     ("cool_down", "says"),
     [
         ({"at_most_s": 5}, "protocol.cool_down.to_c: is missing"),
-        ({"to_c": "hot"}, 'protocol.cool_down.to_c: expected a number, got "hot"'),
         ({"to_c": 55, "at_most_s": 0}, "protocol.cool_down.at_most_s: must be more than 0"),
         (55, "protocol.cool_down: expected a mapping"),
-        ({"to_c": 55, "x": 1}, "protocol.cool_down.x: unknown key; known: to_c, at_most_s"),
     ],
 )
-def test_a_cool_down_that_is_none_is_a_sentence(harness, config, cool_down, says):
-    ran = harness("run", "--dry-run", config({}, cool_down=cool_down))
-    assert ran.code == 2
-    assert says in ran.err
+def test_a_cool_down_that_is_none_is_a_sentence(config, cool_down, says):
+    with pytest.raises(ConfigError, match=re.escape(says)):
+        load(config({}, cool_down=cool_down))

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from harness.base.files import CacheError
-from harness.campaign import repeat
+from harness.campaign import provenance
 from harness.campaign.forecast import local_weights
 from harness.campaign.prepare import Preparation
 from harness.campaign.repeat import Inputs, NotReady
@@ -140,9 +140,9 @@ class Reference:
             "why": why,
             "stack": cell.variant.stack,
             "options": inputs.options,
-            "weights": repeat.weights_facts(inputs.weights) if inputs.weights else {},
+            "weights": provenance.weights_facts(inputs.weights) if inputs.weights else {},
             "unpacked": self.unpacked,
-            "environment": repeat.environment_facts(cell, inputs.interpreter),
+            "environment": provenance.environment_facts(cell, inputs.interpreter),
             "versions": job_facts.get("versions"),
             "seconds": job_facts.get("seconds"),
         }

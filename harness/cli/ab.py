@@ -13,7 +13,7 @@ from harness.analysis.paired import FEWEST_ROUNDS
 from harness.base.text import duration, list_named, plural
 from harness.campaign import ab as campaign_ab
 from harness.campaign import forecast
-from harness.campaign.rounds import RunOptions
+from harness.campaign.opening import RunOptions
 from harness.cli import Mistake, compare, dry_run, model_arguments, say
 from harness.cli.options import chosen
 from harness.cli.progress import Progress

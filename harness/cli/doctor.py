@@ -16,8 +16,9 @@ from harness import config, machine
 from harness.base.files import JsonFileError, cache_folder, object_of, write_whole
 from harness.base.nvml import visible_gpus
 from harness.base.text import cores_text, plural, sized
-from harness.campaign import repeat
-from harness.campaign.other_processes import DeviceBusy, busy_now, device_lock
+from harness.campaign import peak_rates
+from harness.campaign.device_lock import DeviceBusy, device_lock
+from harness.campaign.other_processes import busy_now
 from harness.cli import NOT_OK, OK, Mistake, say
 from harness.cli.progress import Progress
 from harness.machine import ProbeError
@@ -159,7 +160,7 @@ def _keep_rates(row: Row) -> None:
 
 
 def _measured_stacks() -> list[str]:
-    return [str(each.python) for each in repeat.measuring(_built("cpu"))]
+    return [str(each.python) for each in peak_rates.measuring(_built("cpu"))]
 
 
 def _devices() -> Iterator[Row]:
@@ -191,12 +192,12 @@ def _devices() -> Iterator[Row]:
 
 def _measure(row: Row, progress: Progress) -> bool:
     """Fill in the rates; false if a probe failed. A missing environment is a note."""
-    threads, built = machine.default_threads(), repeat.measuring(_built(row["family"]))
+    threads, built = machine.default_threads(), peak_rates.measuring(_built(row["family"]))
     try:
         if row["family"] == "cpu":
             busy = busy_now() or 0.0
             _fill(row, read=machine.read_bandwidth(threads))
-            _fill(row, matrix=repeat.cpu_matrix_rate(threads, built, progress.say))
+            _fill(row, matrix=peak_rates.cpu_matrix_rate(threads, built, progress.say))
             if busy > BUSY_SHARE:
                 say(f"other processes use {busy:.0%} of the CPUs: measured, but not kept")
             else:
@@ -204,7 +205,7 @@ def _measure(row: Row, progress: Progress) -> bool:
             if not built:
                 row["note"] = f"the kernels of a stack may be faster, but none is built; run: {_create(row)}"
         elif built:
-            rates = repeat.through_stack(built[0], row["device"], threads, ["read", "matrix"])
+            rates = peak_rates.through_stack(built[0], row["device"], threads, ["read", "matrix"])
             _fill(row, rates["read"], rates["matrix"])
         else:
             row["note"] = f"no stack is built for this device; run: {_create(row)}"

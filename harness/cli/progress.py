@@ -13,7 +13,7 @@ from harness.analysis import depth
 from harness.analysis.disturbances import BusyProcess
 from harness.analysis.verdicts import USABLE, Verdict, attempts_left, status
 from harness.base.text import plural, printable, unfiltered
-from harness.campaign import rounds, run
+from harness.campaign import opening, run
 from harness.cli.options import chosen
 from harness.cli.shared_options import RESULTS
 from harness.config import Experiment, Workload, plan
@@ -178,10 +178,10 @@ def command_of_kind(
     return alone, chosen(plan.cells(alone), arguments)
 
 
-def run_options(arguments: argparse.Namespace) -> rounds.RunOptions:
+def run_options(arguments: argparse.Namespace) -> opening.RunOptions:
     """Of a command with a config; options that the command does not have are off."""
     given = vars(arguments)
-    return rounds.RunOptions(
+    return opening.RunOptions(
         (arguments.out or RESULTS).absolute(),
         arguments.config,
         arguments.command_line,

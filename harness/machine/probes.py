@@ -230,9 +230,9 @@ def measure_matrix(threads: int) -> MatrixRate:
 def blas() -> str:
     """The BLAS that this NumPy was built with, e.g. "OpenBLAS 0.3.31"."""
     built: Any = np.show_config(mode="dicts")
-    found = built.get("Build Dependencies", {}).get("blas", {})
-    name = str(found.get("name") or "an unnamed BLAS")
-    version = ".".join(str(found.get("version") or "").split(".")[:3])
+    library = built.get("Build Dependencies", {}).get("blas", {})
+    name = str(library.get("name") or "an unnamed BLAS")
+    version = ".".join(str(library.get("version") or "").split(".")[:3])
     return f"{'OpenBLAS' if 'openblas' in name.lower() else name} {version}".strip()
 
 

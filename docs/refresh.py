@@ -16,6 +16,8 @@ from typing import Any
 
 from harness.analysis.figures import FIGURES
 from harness.analysis.warnings import Warnings
+from harness.machine.doctor import TABLES
+from harness.machine.sensors import SENSORS
 from harness.records import kinds as records_kinds
 from harness.theory import floors, published
 from harness.theory.hf_config import SHAPES
@@ -40,6 +42,8 @@ def refreshed(page: str) -> str:
         "controller": lambda: layers("harness"),
         "worker": lambda: layers("runners"),
         "warnings": warnings,
+        "checks": checks,
+        "sensors": sensors,
         "models": models,
         "slips": slips,
         "figures": columns,
@@ -104,6 +108,40 @@ def warnings() -> str:
     return "".join(tables)
 
 
+def checks() -> str:
+    """Every check of `harness doctor` by its subject: where it is read, what is a warning, and the fix."""
+    return "".join(
+        f"\n### {heading}\n\n"
+        + markdown(
+            [
+                {
+                    "code": f"`{check.code}`",
+                    "finding": check.what,
+                    "read from": check.where,
+                    "warning if": check.bound,
+                    "fix": check.fix or "",
+                }
+                for check in table
+            ]
+        )
+        for heading, table in TABLES
+    )
+
+
+def sensors() -> str:
+    """Every sensor: its columns, where they are read, and what they mean."""
+    return markdown(
+        [
+            {
+                "columns": ", ".join(f"`{column}`" for column in sensor.columns),
+                "source": sensor.where,
+                "meaning": sensor.meaning,
+            }
+            for sensor in SENSORS
+        ]
+    )
+
+
 def layers(container: str) -> str:
     """The folders of one side as import-linter's contract has them, the importing ones above."""
     settings = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
@@ -137,7 +175,7 @@ def markdown(rows: Sequence[dict[str, Any]]) -> str:
         if value is None:
             return ""
         if not isinstance(value, float):
-            return str(value)
+            return str(value).replace("|", r"\|")
         return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
 
     heading = list(rows[0])

@@ -33,7 +33,7 @@ from small_checkpoints import with_layout
 from harness import cli, machine, records
 from harness.analysis.verdicts import USABLE
 from harness.base.files import cache_folder, made
-from harness.base.text import recorded
+from harness.base.variables import recorded
 from harness.campaign import worker as campaign_worker
 from harness.records import Stored
 from harness.stacks import adopted, build

@@ -15,11 +15,11 @@ from test_memory_limit import with_cgroup
 from harness import config as configs
 from harness.analysis.verdicts import status
 from harness.campaign import worker as campaign_worker
+from harness.campaign.memory_limit import MemoryLimit, mechanism_here
 from harness.campaign.repeat import WorkerReport
-from harness.campaign.worker_memory import MemoryLimit, mechanism_here
 from harness.config import plan
 from harness.config.experiment import size_bytes
-from harness.machine.host import cgroups_of, free_memory_bytes
+from harness.machine.cgroups import cgroups_of, free_memory_bytes
 from harness.stacks.header import runners_folder
 from runners.protocol import Loaded, Phase, Tokens
 

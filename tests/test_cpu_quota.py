@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from test_doctor import IN_V1, IN_V2, V1, V2, tree, v1, v2
 
-from harness.machine.host import cgroups_of, throttled, usable_cpus, whole_cpus
+from harness.machine.cgroups import cgroups_of, throttled, usable_cpus, whole_cpus
 
 __all__ = ["tree"]  # a fixture
 AFFINITY = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None

@@ -6,7 +6,7 @@ import pytest
 from csv_tables import of_each
 
 from harness.base import data
-from harness.machine.host import cpu_kind
+from harness.machine.emulation import cpu_kind
 from harness.recommend.candidates import maker_of, place_of
 from harness.theory import cpus, names
 from harness.theory.machines import CITED, DOCUMENTS, MACHINES

@@ -9,14 +9,17 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import psutil
 import pynvml
 import pytest
 from conftest import records_below, shell_script
 from nvml_cards import UNSUPPORTED, Card
 
 from harness import machine
-from harness.machine.doctor import cpu, gpu
-from harness.machine.doctor.findings import LEVELS, Finding, builds
+from harness.analysis.warnings import Warnings
+from harness.machine.doctor import LEVELS, TABLES, Finding, cpu, gpu
+from harness.machine.doctor.builds import builds
+from harness.machine.doctor.check import findings
 from harness.records.kinds import wrong_with
 from harness.stacks import adopted
 from harness.stacks.adopted import WHY_NO_AMX, Interpreter
@@ -69,6 +72,12 @@ def levels(findings: Iterable[Finding]) -> dict[str, str]:
     return {finding.what: finding.level for finding in findings}
 
 
+def checked(code: str, root: Path = Path("/none"), **host: Any) -> Finding | None:
+    """The finding of one check on a host."""
+    (check,) = (check for check in cpu.CHECKS if check.code == code)
+    return next(findings([check], cpu.Host(root, **host)), None)
+
+
 # Clocks and power
 
 
@@ -82,7 +91,7 @@ def levels(findings: Iterable[Finding]) -> dict[str, str]:
 )
 def test_a_governor_that_follows_the_load_is_a_fault_of_any_cpu(tree, governors, level, found):
     files = {f"{CPU}/cpu{i}/cpufreq/scaling_governor": name for i, name in enumerate(governors)}
-    finding = cpu.governor(tree(files))
+    finding = checked("governor", tree(files))
     assert (finding.level, finding.found[: len(found)]) == (level, found)
     assert (finding.fix is not None) == (level == "warn")
 
@@ -99,7 +108,7 @@ def test_a_governor_that_follows_the_load_is_a_fault_of_any_cpu(tree, governors,
     ],
 )
 def test_turbo_is_told_by_the_switch_of_the_driver_and_turned_off_by_it(tree, switch, content, level, fix):
-    finding = cpu.turbo(tree({f"{CPU}/{switch}": content}))
+    finding = checked("turbo", tree({f"{CPU}/{switch}": content}))
     assert (finding.level, finding.fix) == (level, fix and fix.replace("tee ", f"tee /{CPU}/"))
 
 
@@ -123,7 +132,7 @@ UNPLUGGED, PLUGGED = (supply("AC", type="Mains", online=online) for online in "0
     ],
 )
 def test_a_battery_that_feeds_the_machine_is_a_fault_and_a_mouses_is_none(tree, supplies, level, found):
-    finding = cpu.power_source(tree(*supplies))
+    finding = checked("power_source", tree(*supplies))
     assert (finding.level, finding.found[: len(found)]) == (level, found)
 
 
@@ -135,10 +144,10 @@ def test_intels_counters_tell_of_throttling_since_boot(tree):
     of_cpu1 = {"package_throttle_count": 12, "package_throttle_total_time_ms": 1500}
     counters = {f"{CPU}/cpu0/thermal_throttle/{name}": value for name, value in of_cpu0.items()}
     counters |= {f"{CPU}/cpu1/thermal_throttle/{name}": value for name, value in of_cpu1.items()}
-    assert cpu.throttling(tree(counters)).found == "12 times since boot, 1.5 s together"
+    assert checked("intel_throttling", tree(counters)).found == "12 times since boot, 1.5 s together"
     none = Finding("ok", "CPU throttling", "none since boot")
-    assert cpu.throttling(tree(dict.fromkeys(counters, 0))) == none
-    assert cpu.throttling(tree(dict.fromkeys(counters, "none of your business"))).level == "unknown"
+    assert checked("intel_throttling", tree(dict.fromkeys(counters, 0))) == none
+    assert checked("intel_throttling", tree(dict.fromkeys(counters, "none"))).level == "unknown"
 
 
 @pytest.mark.parametrize(
@@ -151,7 +160,7 @@ def test_intels_counters_tell_of_throttling_since_boot(tree):
 )
 def test_a_raspberry_pi_tells_of_throttling_now_and_since_boot(tree, vcgencmd, bits, level, found):
     vcgencmd(firmware(bits))
-    finding = cpu.throttling(tree(PI))
+    finding = checked("pi_throttling", tree(PI))
     assert (finding.level, finding.found) == (level, found)
     if level == "warn":
         assert ("supply" if bits & 0x1 else "fan") in finding.fix
@@ -167,13 +176,13 @@ def test_a_raspberry_pi_tells_of_throttling_now_and_since_boot(tree, vcgencmd, b
 )
 def test_a_vcgencmd_that_fails_is_unknown_and_says_why(tree, vcgencmd, script, why):
     vcgencmd(script)
-    finding = cpu.throttling(tree(PI))
+    finding = checked("pi_throttling", tree(PI))
     assert finding.level == "unknown"
     assert why in finding.found
 
 
 def test_a_raspberry_pi_without_vcgencmd_is_told_where_it_is(tree):
-    assert cpu.throttling(tree(PI)).found.endswith("not on PATH (Debian package raspi-utils)")
+    assert checked("pi_throttling", tree(PI)).found.endswith("not on PATH (Debian package raspi-utils)")
 
 
 def hwmon(name: str, **degrees: float) -> dict[str, object]:
@@ -217,7 +226,7 @@ HOTTER = {"temp2_input": 85, "temp2_crit": 100}
     ],
 )
 def test_the_headroom_is_of_the_sensor_nearest_to_its_limit(tree, level, found, files):
-    finding = cpu.headroom(tree(files))
+    finding = checked("thermal_headroom", tree(files))
     assert (finding.level, finding.found[: len(found)]) == (level, found)
 
 
@@ -229,25 +238,28 @@ def times(**seconds: float) -> dict[str, float]:
     return nothing | {"user": 100.0, "idle": 1000.0} | seconds
 
 
-def test_other_processes_are_told_by_what_the_cpus_did_meanwhile():
-    quiet = cpu.in_use(times(), times(idle=1001.9, iowait=0.05, user=100.05), 0.1)
-    assert (quiet.level, quiet.found) == ("ok", "2%, load average 0.1")
-    busy = cpu.in_use(times(), times(idle=1001.0, user=101.0), 3.0)
-    assert (busy.level, busy.found) == ("warn", "50%, load average 3.0")
-    assert cpu.in_use(times(), times(), 0.0).level == "unknown"
-    of_a_guest = times(idle=1001.0, user=101.0, guest=1.0)  # whose time is the user's too
-    assert cpu.in_use(times(), of_a_guest, 0.0).found.startswith("50%")
+IDLE_2_S = times(idle=1002.0)
+MACOS = {"user": 1.0, "idle": 1.0}
 
 
-def test_steal_is_a_fault_now_or_over_the_time_since_boot():
-    later = times(idle=1002.0)
-    assert cpu.steal(times(), later).level == "ok"
-    assert cpu.steal(times(), later | {"steal": 0.1}).found.startswith("4.8% now, 0.1% of")
-    assert cpu.steal(times(), later | {"steal": 0.1}).level == "warn"
-    long_ago = cpu.steal(times(steal=5.0), later | {"steal": 5.0})
-    assert (long_ago.level, long_ago.found[:14]) == ("warn", "0.0% now, 4.8%")
-    macos = {"user": 1.0, "idle": 1.0}
-    assert cpu.steal(macos, macos).level == "unknown"
+@pytest.mark.parametrize(
+    ("code", "before", "after", "level", "found"),
+    [
+        ("cpus_in_use", times(), times(idle=1001.9, iowait=0.05, user=100.05), "ok", "2%, load average 3.0"),
+        ("cpus_in_use", times(), times(idle=1001.0, user=101.0), "warn", "50%, load average 3.0"),
+        ("cpus_in_use", times(), times(idle=1001.0, user=101.0, guest=1.0), "warn", "50%"),  # user's too
+        ("cpus_in_use", times(), times(), "unknown", "the system's CPU time counters do not advance"),
+        ("steal_time", times(), IDLE_2_S, "ok", "0.0% now"),
+        ("steal_time", times(), IDLE_2_S | {"steal": 0.1}, "warn", "4.8% now, 0.1% of"),
+        ("steal_time", times(steal=5.0), IDLE_2_S | {"steal": 5.0}, "warn", "0.0% now, 4.8%"),
+        ("steal_time", MACOS, MACOS, "unknown", "not reported by this system"),
+    ],
+)
+def test_other_processes_and_virtual_machines_are_seen_by_the_times_of_the_cpus(
+    code, before, after, level, found
+):
+    finding = checked(code, before=before, after=after, load_1min=3.0)
+    assert (finding.level, finding.found[: len(found)]) == (level, found)
 
 
 @pytest.mark.parametrize(
@@ -273,17 +285,17 @@ def test_steal_is_a_fault_now_or_over_the_time_since_boot():
 )
 def test_a_quota_of_cpu_time_is_a_fault_in_any_cgroup_around_us(tree, files, level, found):
     root = tree(files)
-    finding, found = cpu.quota_finding(root), found.format(root=root)
+    finding, found = checked("cpu_quota", root), found.format(root=root)
     assert (finding.level, finding.found[: len(found)]) == (level, found)
     if level == "warn":  # all of these are of less than 2 CPUs
         assert finding.found == f"{found}; by default a run uses 1 thread"
 
 
 def test_smt_is_noted_and_windows_is_a_fault(tree):
-    assert cpu.sibling_threads(tree({f"{CPU}/smt/active": 1})).found.startswith("on")
-    assert cpu.sibling_threads(tree({f"{CPU}/smt/active": 0})).found == "off"
-    assert cpu.windows(tree({"proc/version": "Linux version 6.1.0 (gcc)"})) == []
-    (wsl,) = cpu.windows(tree({"proc/version": "Linux version 5.15.90.1-microsoft-standard-WSL2"}))
+    assert checked("smt", tree({f"{CPU}/smt/active": 1})).found.startswith("on")
+    assert checked("smt", tree({f"{CPU}/smt/active": 0})).found == "off"
+    assert checked("wsl", tree({"proc/version": "Linux version 6.1.0 (gcc)"})) is None
+    wsl = checked("wsl", tree({"proc/version": "Linux version 5.15.90.1-microsoft-standard-WSL2"}))
     assert wsl.level == "warn"
 
 
@@ -291,36 +303,40 @@ def test_smt_is_noted_and_windows_is_a_fault(tree):
 
 
 def test_swap_and_little_memory_are_faults():
-    assert [cpu.swap(used).level for used in (0, 1 << 20)] == ["ok", "warn"]
-    assert [cpu.memory_finding(free).level for free in (8 << 30, 1 << 30)] == ["ok", "warn"]
+    assert [checked("swap_in_use", swap_bytes=used).level for used in (0, 1 << 20)] == ["ok", "warn"]
+    assert [checked("free_memory", free_bytes=free).level for free in (8 << 30, 1 << 30)] == ["ok", "warn"]
 
 
 def test_a_kernel_that_cannot_bound_or_tell_of_memory_is_told_how_to(tree):
     root = tree({"sys/fs/cgroup/cgroup.controllers": "cpuset cpu io pids"})  # Raspberry Pi OS as it comes
-    absent, silent = cpu.cgroup(root), cpu.pressure(root)
+    absent, silent = checked("memory_cgroup", root), checked("psi", root)
     assert (absent.level, silent.level) == ("warn", "unknown")
     assert "cgroup_enable=memory" in absent.fix
     assert "psi=1" in silent.fix
     tree({"sys/fs/cgroup/cgroup.controllers": "cpu memory", "proc/pressure/memory": "some avg10=0.00"})
-    assert (cpu.cgroup(root).found, cpu.pressure(root).level) == ("v2", "ok")
-    assert cpu.hugepages(root).level == "unknown"
+    assert (checked("memory_cgroup", root).found, checked("psi", root).level) == ("v2", "ok")
+    assert checked("huge_pages", root).level == "unknown"
     tree({"sys/kernel/mm/transparent_hugepage/enabled": "always [madvise] never"})
-    assert cpu.hugepages(root).found == "madvise"
+    assert checked("huge_pages", root).found == "madvise"
 
 
 def test_a_cgroup_v1_is_one(tree):
-    assert cpu.cgroup(tree({"sys/fs/cgroup/memory/tasks": ""})).found == "v1"
+    assert checked("memory_cgroup", tree({"sys/fs/cgroup/memory/tasks": ""})).found == "v1"
 
 
 def test_where_nothing_can_be_read_nothing_is_ok_but_what_was_looked_at(tree):
-    root = tree()
-    found = [
-        *(cpu.governor(root), cpu.turbo(root), cpu.power_source(root)),
-        *(cpu.throttling(root), cpu.headroom(root), cpu.quota_finding(root), cpu.sibling_threads(root)),
-        *(cpu.cgroup(root), cpu.pressure(root), cpu.hugepages(root)),
-    ]
-    assert {finding.level for finding in found} == {"unknown"}
-    assert all(len(finding.found.split()) > 2 for finding in found)
+    found = {finding.what: finding for finding in findings(cpu.CHECKS, cpu.Host(tree()))}
+    noted = {"swap in use", "free memory"}  # facts of the host, not read from files
+    assert {what for what, finding in found.items() if finding.level != "unknown"} == noted
+    assert all(len(finding.found.split()) > 2 for what, finding in found.items() if what not in noted)
+
+
+def test_every_check_has_a_code_of_its_own_and_a_warning_an_effect_and_a_fix():
+    checks = [check for _, table in TABLES for check in table]
+    codes = [check.code for check in checks]
+    assert len({*codes}) == len(codes)
+    assert not {*codes} & {*Warnings.__members__}  # `harness explain` prints both
+    assert [check.code for check in checks if check.bound and not (check.effect and check.fix)] == []
 
 
 # GPUs
@@ -563,6 +579,9 @@ def test_doctor_prints_warnings_first_with_the_effect_and_the_fix_below(harness,
     vcgencmd(firmware(0x80008))
     ran = harness("doctor")
     assert ran.code == 0
+    assert ran.out.startswith(f"CPU: {machine.facts()['cpu']}")
+    assert f"memory {psutil.virtual_memory().total / 1e9:.1f} GB" in ran.out
+    assert "GB/s" not in ran.out  # it measures nothing unless it is asked to
     lines = ran.out.partition("\n\n")[2].splitlines()
     at = next(i for i, line in enumerate(lines) if line.startswith("warn     CPU throttling"))
     assert lines[at].endswith("soft temperature limit now; soft temperature limit since boot (0x80008)")
@@ -611,25 +630,6 @@ def test_a_run_warns_before_it_measures_and_every_record_keeps_what_was_found(
     again = harness("run", path)
     assert "CPU throttling" not in again.err
     assert not called.exists()
-
-
-def test_a_search_is_looked_at_once_too_and_what_is_known_not_again(harness, config, vcgencmd, tmp_path):
-    called = vcgencmd(firmware(0x1))
-    path = config({"B_ms": 2.0, "kv_bytes_per_token": 65536}, memory_budget="128MiB")
-    ran = harness("run", "--max-ctx", path)
-    assert ran.err.count("CPU throttling: under-voltage now (0x1)") == 1
-    (found,) = findings_of(tmp_path / "results")
-    assert [each["level"] for each in found if each["what"] == "CPU throttling"] == ["warn"]
-    called.unlink()
-    assert "CPU throttling" not in harness("run", "--max-ctx", path).err
-    assert not called.exists()
-
-
-def test_a_record_without_findings_or_with_broken_ones_is_told_apart(harness, config, tmp_path):
-    harness("run", config({}))
-    (record,) = records_below(tmp_path / "results")
-    assert wrong_with({key: value for key, value in record.items() if key != "doctor"}) is None
-    assert wrong_with(record | {"doctor": [{"level": "warn", "what": "x"}]}) == "doctor[0].found is missing"
 
 
 def test_a_run_on_a_device_that_is_not_here_is_not_examined(harness, config, tmp_path):

@@ -10,7 +10,7 @@ import pytest
 from test_checkpoint import ENTRY, TINY, entries, write_config, write_safetensors
 from test_packed_weights import AWQ, GPTQ, cell, packed_entries, write_packed
 
-from harness.campaign import forecast
+from harness.campaign import forecast, loaded_model
 from harness.models import check, locate
 from harness.models.locate import WeightsError, WeightsRefused, read
 from harness.models.packed_layers import bits_by_matrix
@@ -165,13 +165,13 @@ def test_each_stack_loads_it_or_says_which_does(tmp_path, format):
 def test_memory_is_foretold_of_the_weights_as_they_are_loaded(tmp_path):
     folder, size = written(tmp_path / "m", "W4A16", FORMATS["W4A16"][0])
     held = [
-        forecast.held_model(asked, forecast.local_weights(asked), asked.options(1)).weight_bytes
+        loaded_model.held_model(asked, forecast.local_weights(asked), asked.options(1)).weight_bytes
         for asked in (cell("hf", folder), cell("hf", folder, dtype="fp32"))
     ]
     assert held == [2 * parameters(TINY), 4 * parameters(TINY)]
     folder, size = written(tmp_path / "ao", "torchao int8", FORMATS["torchao int8"][0])
     asked = cell("hf", folder)
-    assert forecast.held_model(asked, locate.local(folder), asked.options(1)).weight_bytes == size
+    assert loaded_model.held_model(asked, locate.local(folder), asked.options(1)).weight_bytes == size
 
 
 OTHER = {"targets": ["re:.*down_proj"], "weights": {"num_bits": 8, "type": "float", "strategy": "channel"}}

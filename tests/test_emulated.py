@@ -12,11 +12,10 @@ from golden_record import GOLDEN
 from harness import config as configs
 from harness import machine
 from harness.analysis.verdicts import status
-from harness.base.text import for_workers, recorded
+from harness.base.variables import for_workers, recorded
 from harness.campaign import forecast
 from harness.config import plan
-from harness.machine.doctor import cpu
-from harness.machine.host import emulated
+from harness.machine.emulation import emulated
 from harness.records.kinds import wrong_with
 
 FUNCTIONAL = "the machine is emulated (its kernel is x86_64): its speeds mean nothing"
@@ -138,7 +137,3 @@ def test_no_time_is_estimated_from_the_bandwidth_of_an_emulated_machine():
 def test_the_processor_that_qemu_emulates_is_the_workers_too_and_recorded():
     here = {"QEMU_CPU": "cortex-a76", "QEMU_LOG": "x"}
     assert for_workers(here) == recorded(here) == {"QEMU_CPU": "cortex-a76"}
-
-
-def test_a_machine_that_is_not_emulated_has_no_finding_about_it():
-    assert cpu.emulator(None) == []

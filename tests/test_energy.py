@@ -18,10 +18,11 @@ from conftest import refused, until
 from golden_record import GOLDEN, record, write_record
 
 from harness.analysis import sensors as analysis_sensors
-from harness.campaign import rounds
+from harness.campaign import idle_power
 from harness.dataset import table
-from harness.machine import energy, sensors
-from harness.machine.sensors import SensorSampler
+from harness.machine.rapl import UNREADABLE
+from harness.machine.sensor import Search
+from harness.machine.sensors import SensorSampler, sources
 from harness.records import NO_TOKENS
 from harness.records.files import write_columns
 from harness.records.kinds import wrong_with
@@ -227,7 +228,7 @@ def hwmon(root: Path, device: str) -> tuple[dict[str, int | None], str | None]:
     """What is read of a device's energy or power, and why nothing is."""
     missing: dict[str, str] = {}
     with ExitStack() as opened:
-        found = sensors.find(device, root, opened, missing)
+        found = sources(Search(device, root, opened, missing=missing))
         values = {name: value for each in found if each.energy for name, value in each.read().items()}
     return values, missing.get("GPU energy")
 
@@ -309,24 +310,24 @@ def test_idle_power_is_the_rise_of_the_devices_own_counters(tmp_path, monkeypatc
         seconds = itertools.count()
         return lambda: {"user": share * (at := next(seconds)), "idle": (1 - share) * at}
 
-    idle = rounds.idle_power("cpu", pytest.fail, tmp_path, passes, busy(0.05))
+    idle = idle_power.idle_power("cpu", pytest.fail, tmp_path, passes, busy(0.05))
     assert idle is not None
     joules = 3 * 4 * 100e-6  # of two packages and DRAM, in four steps; not of the platform, which has them
     assert idle["watts"] * idle["window_s"] == pytest.approx(joules, rel=1e-6)
     said: list[str] = []
-    assert rounds.idle_power("cpu", said.append, tmp_path, passes, busy(0.5)) is None
+    assert idle_power.idle_power("cpu", said.append, tmp_path, passes, busy(0.5)) is None
     assert said == ["no J/token above idle: other processes use 50% of the CPUs, which are not idle"]
     chip(tmp_path, 0, "amdgpu", power1_average=15_000_000)
-    found = rounds.idle_power("hip", pytest.fail, tmp_path, passes, busy(0.5))
+    found = idle_power.idle_power("hip", pytest.fail, tmp_path, passes, busy(0.5))
     assert found is not None
     assert found["watts"] == pytest.approx(15.0)
 
 
 def test_without_a_counter_of_the_device_nothing_waits_for_idle_power(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert rounds.idle_power("cpu", pytest.fail, tmp_path, pytest.fail) is None
+    assert idle_power.idle_power("cpu", pytest.fail, tmp_path, pytest.fail) is None
     zones(tmp_path)  # of the CPU
-    assert rounds.idle_power("hip", pytest.fail, tmp_path, pytest.fail) is None
+    assert idle_power.idle_power("hip", pytest.fail, tmp_path, pytest.fail) is None
 
 
 def zones(root: Path, *, energy_uj: int = 1_000_000) -> None:
@@ -364,10 +365,10 @@ def test_the_counters_of_packages_dram_and_platform_are_sampled_as_they_count(tm
 
 @pytest.mark.parametrize(
     ("spoil", "why"),
-    [(lambda path: path.chmod(0), energy.UNREADABLE), (Path.unlink, "package-1 of RAPL cannot be read")],
+    [(lambda path: path.chmod(0), UNREADABLE), (Path.unlink, "package-1 of RAPL cannot be read")],
 )
 def test_of_a_package_that_cannot_be_read_nothing_is_counted(tmp_path, monkeypatch, spoil, why):
-    if os.geteuid() == 0 and why == energy.UNREADABLE:
+    if os.geteuid() == 0 and why == UNREADABLE:
         pytest.skip("root reads everything")
     monkeypatch.setenv("PATH", str(tmp_path))
     zones(tmp_path)

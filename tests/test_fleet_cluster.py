@@ -29,7 +29,7 @@ from raylets import (
 
 import harness
 from harness.base.files import cache_folder
-from harness.campaign.other_processes import device_lock
+from harness.campaign.device_lock import device_lock
 
 pytestmark = MARKS
 DONE = "fleet/*/*/results/*/*/*/*/record.json"

@@ -22,7 +22,7 @@ from harness import machine
 from harness.campaign.fleet import Event, FleetError, Place, driver, on_node
 from harness.campaign.fleet.cluster import Cluster, Node, Outcome
 from harness.campaign.fleet.results import Results
-from harness.campaign.rounds import RunOptions
+from harness.campaign.opening import RunOptions
 from harness.config import plan
 
 Json = dict[str, Any]

@@ -24,6 +24,7 @@ from harness.analysis import gpu_sharing
 from harness.analysis.sensors import Timed
 from harness.campaign.worker_memory import watched
 from harness.machine import gpu_processes
+from harness.machine.sensor import Search
 from harness.machine.sensor_values import GPU_OTHERS, GPU_OTHERS_COLUMN
 
 S = 1_000_000_000
@@ -50,7 +51,9 @@ class Card:
         self.percents, self.asked, self.missing = before, [], {}
         nvml(card("GPU-1", "NVIDIA H200", 80 * GB, ProcessUtilization=self.samples))
         with ExitStack() as opened:
-            (self.source,) = gpu_processes.others_on_gpu("GPU-1", worker_pid, Path("/"), opened, self.missing)
+            self.source = gpu_processes.others_on_gpu(
+                Search("GPU-1", Path("/"), opened, worker_pid, self.missing)
+            )
 
     def samples(self, since_us: int) -> Any:
         self.asked.append(since_us)
@@ -110,7 +113,7 @@ def test_a_device_without_utilisation_of_processes_says_why(nvml, device):
     nvml(card("GPU-1", "x", GB), card("MIG-1", "x", GB))
     missing: dict[str, str] = {}
     with ExitStack() as opened:
-        assert gpu_processes.others_on_gpu(device, 1, Path("/"), opened, missing) == []
+        assert gpu_processes.others_on_gpu(Search(device, Path("/"), opened, 1, missing)) is None
     assert missing[GPU_OTHERS].startswith("NVML: Not Supported")
     assert ("MIG instances" in missing[GPU_OTHERS]) == (device == "MIG-1")
 
@@ -136,7 +139,7 @@ def test_an_amd_gpus_other_clients_are_counted_once_by_their_time_on_its_engines
     drm(tmp_path, worker.child, 8, 0)
     drm(tmp_path, os.getpid(), 9, 7 * S)
     drm(tmp_path, os.getppid(), 9, 7 * S)  # the same client, passed on
-    (source,) = gpu_processes.others_on_gpu("vulkan", worker.pid, tmp_path, ExitStack(), missing)
+    source = gpu_processes.others_on_gpu(Search("vulkan", tmp_path, ExitStack(), worker.pid, missing))
     now[0] += 10 * S
     drm(tmp_path, worker.child, 8, 9 * S)
     drm(tmp_path, os.getpid(), 9, 10 * S)

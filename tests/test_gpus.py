@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from contextlib import ExitStack
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,8 +17,9 @@ from harness.campaign.memory_headroom import NoHeadroom, headroom_on
 from harness.campaign.weights_reference import free_bytes
 from harness.campaign.worker_memory import watched
 from harness.config.load import load
-from harness.machine import sensors
 from harness.machine.doctor import gpu as doctor
+from harness.machine.gpu_nvml import nvml_gpu
+from harness.machine.sensor import Search
 
 RTX = card("GPU-aaaa-1", "NVIDIA GeForce RTX 4090", 25 * GB)
 OTHER = card("GPU-aabb-2", "NVIDIA GeForce RTX 3060", 12 * GB, capability=(8, 6))
@@ -229,7 +231,7 @@ def test_an_instance_has_the_temperature_of_its_gpu_and_not_the_power_of_all_ins
     nvml(a100(temperature=55, power=300_000))
     missing: dict[str, str] = {}
     with ExitStack() as opened:
-        source = sensors.nvml_gpu("MIG-1", opened, missing)
+        source = nvml_gpu(Search("MIG-1", Path("/"), opened, missing=missing))
         assert source.read() == {"gpu_temp_degrees_c": 55}
     shared = "NVML has it for the whole GPU, not for an instance of it"
     assert (missing["GPU power"], missing["GPU energy"]) == (shared, shared)

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from conftest import Ran
 
-from harness.campaign.repeat import source_digest
+from harness.campaign.provenance import source_digest
 from harness.stacks.build import key_of
 
 pytestmark = [

@@ -14,7 +14,7 @@ import psutil
 import pytest
 from conftest import gone, request_for, shell_script
 
-from harness.campaign import repeat
+from harness.campaign import peak_rates
 from harness.campaign import worker as campaign_worker
 from harness.stacks.adopted import Interpreter
 from harness.stacks.header import runners_folder, stacks
@@ -105,8 +105,8 @@ def test_a_job_that_fails_tells_the_worker_s_own_reason(tmp_path, fake_interpret
 
 
 def test_a_stack_without_probes_measures_no_peak(fake_interpreter):
-    with pytest.raises(repeat.NotMeasured, match="has no job 'probe'"):
-        repeat.through_stack(fake_interpreter, "cpu", 1, ["matrix"])
+    with pytest.raises(peak_rates.NotMeasured, match="has no job 'probe'"):
+        peak_rates.through_stack(fake_interpreter, "cpu", 1, ["matrix"])
 
 
 def test_a_hang_is_stopped_and_the_tokens_before_it_are_kept(worker, fake_interpreter):

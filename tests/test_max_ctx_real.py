@@ -13,7 +13,7 @@ from gguf_holes import config as config_of
 from gguf_holes import write_random
 
 from harness.campaign import worker
-from harness.campaign.worker_memory import MemoryLimit
+from harness.campaign.memory_limit import MemoryLimit
 from harness.stacks.adopted import Interpreter
 from runners.protocol import Done, Request
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 from conftest import records_below
+from golden_record import write_record
 
 from harness.campaign.worker_memory import (
     MemorySampler,
@@ -159,12 +160,13 @@ def test_a_folder_that_is_none_and_one_that_is_empty_are_said_as_list_says_them(
     assert harness("report", "--memory", tmp_path / "empty").code == 0
 
 
-def test_published_sizes_are_shown_where_nothing_was_measured(harness, config, tmp_path):
-    study = Path(__file__).parent.parent / "results" / "published" / "rtx4090-qwen1.5"
-    ran = harness("report", "--memory", study)
+def test_published_sizes_are_shown_where_nothing_was_measured(harness, tmp_path):
+    study = Path(__file__).parent.parent / "results" / "published" / "rtx4090-qwen1.5" / "qwen1.5-0.5b"
+    published = tmp_path / "results" / "published"
+    shutil.copytree(study, published / study.name)
+    ran = harness("report", "--memory", published)
     assert ran.code == 0
     assert "reported" in ran.out
-    shutil.copytree(study, tmp_path / "results" / "published")
-    harness("run", config({}), "-o", tmp_path / "results")
+    write_record(tmp_path / "results" / "machine" / "m" / "c" / "20260101T000000.000000Z")
     (row,) = harness("report", "--memory", tmp_path / "results", "--json").json
     assert row["kind"] == "measured"

@@ -11,8 +11,9 @@ from conftest import shell_script, until
 from test_launch import request_of
 
 from harness.campaign import worker as campaign_worker
-from harness.campaign.worker_memory import CGROUP_V2, RLIMIT_DATA, MemoryLimit, mechanism_here
-from harness.machine.host import UNIFIED, spills
+from harness.campaign.memory_limit import RLIMIT_DATA, MemoryLimit, mechanism_here
+from harness.machine.cgroups import V2
+from harness.machine.memory_spill import UNIFIED, spills
 from harness.stacks.adopted import Interpreter
 from harness.stacks.header import stacks
 from runners.protocol import Died, Done, Event, Failed
@@ -73,7 +74,7 @@ def test_no_cgroup_is_left_of_an_interrupt_while_it_is_made(monkeypatch):
         assert made[0].is_dir()
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("harness.campaign.worker_memory.subprocess.run", interrupted)
+    monkeypatch.setattr("harness.campaign.memory_limit.subprocess.run", interrupted)
     with pytest.raises(KeyboardInterrupt), MemoryLimit(200 * MIB):
         pass
     assert not made[0].exists()
@@ -103,7 +104,7 @@ def test_what_is_still_in_it_at_the_end_is_killed():
 @with_cgroup
 def test_the_next_memory_limit_removes_what_a_killed_controller_left():
     script = (
-        "import os, signal; from harness.campaign.worker_memory import MemoryLimit\n"
+        "import os, signal; from harness.campaign.memory_limit import MemoryLimit\n"
         "with MemoryLimit(1 << 28) as limit:\n"
         "    print(limit.prefix[-1], flush=True)\n"
         "    os.kill(os.getpid(), signal.SIGKILL)\n"
@@ -124,7 +125,7 @@ def made_up(root: Path, limits_children: str) -> Path:
 def test_a_cgroup_of_version_2_is_limited_joined_and_asked(tmp_path):
     root = made_up(tmp_path, "cpu memory")
     with MemoryLimit(3 * MIB, cgroups=root) as memory_limit:
-        assert memory_limit.mechanism == CGROUP_V2
+        assert memory_limit.mechanism == str(V2)
         folder = folder_of(memory_limit)
         assert folder.parent == root
         assert folder.name.startswith(f"harness-{os.getpid()}-")
@@ -153,7 +154,7 @@ def test_without_a_cgroup_that_limits_its_children_there_is_rlimit_data(tmp_path
         limited = subprocess.run(command, capture_output=True, text=True)
         assert limited.stdout == "65536\n"
     with pytest.raises(OSError, match="cannot create a cgroup v2 here"):
-        MemoryLimit(64 * MIB, CGROUP_V2, cgroups=tmp_path).__enter__()
+        MemoryLimit(64 * MIB, str(V2), cgroups=tmp_path).__enter__()
 
 
 def died_of(folder: Path, script: str, **limit: MemoryLimit) -> Died:
@@ -236,6 +237,6 @@ def test_where_memory_of_a_device_may_spill_it_is_said_why(family, variables, ve
 def test_a_limit_that_the_machine_ignores_is_refused(tmp_path, monkeypatch):
     """As qemu-user does it: no error, and no limit."""
     shell = shell_script(tmp_path / "sh", "echo unlimited")
-    monkeypatch.setattr("harness.campaign.worker_memory.LIMITED", [str(shell)])
+    monkeypatch.setattr("harness.campaign.memory_limit.LIMITED", [str(shell)])
     with pytest.raises(OSError, match="RLIMIT_DATA set to 1024 KiB, but it stays unlimited"):
         MemoryLimit(1 << 20, RLIMIT_DATA).__enter__()

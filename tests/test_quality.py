@@ -15,8 +15,9 @@ from stored_again import Tensors, stored_again
 from harness import config as configs
 from harness import records
 from harness.base import bounds, data
-from harness.campaign import other_processes, prompts, quality_text
+from harness.campaign import device_lock, quality_text
 from harness.campaign.quality_text import TextError
+from harness.campaign.tokenized_text import tokenized
 from harness.config import Quality, plan
 from harness.config.yaml_text import ConfigError
 
@@ -35,9 +36,7 @@ def test_the_shipped_model_and_text_are_those_of_its_readme():
 
 
 def test_the_shipped_text_has_windows_enough_for_the_default_workload():
-    ids = prompts.tokenized(
-        data.weights(MODEL) / "tokenizer.json", data.shipped_text().read_text(), 1 << 62
-    ).ids
+    ids = tokenized(data.weights(MODEL) / "tokenizer.json", data.shipped_text().read_text(), 1 << 62).ids
     assert len(ids) >= Quality().n_ctx * Quality().chunks
 
 
@@ -149,7 +148,7 @@ def test_a_quantized_cache_is_scored_at_each_depth(
         assert ours["scored"] == rounded["scored"] == 2 * 31
         assert ours["figures"]["kld_mean"]["value"] > 3 * theirs["figures"]["kld_mean"]["value"]
     path = scoring({"weights": MODEL}, given, chunks=2, depths=[128, "1.25k"])
-    monkeypatch.setattr(other_processes, "is_busy", lambda device: False)  # by another test
+    monkeypatch.setattr(device_lock, "is_busy", lambda device: False)  # by another test
     table = harness("run", "--quality", path, "--wide")
     first, *_ = table.err.splitlines()
     assert re.fullmatch(r"harness: about [\d.]+ (s|min) for 2 scores, and as long once more .*", first)
@@ -242,7 +241,7 @@ def test_a_special_token_that_is_written_in_a_text_has_no_id_of_its_own(tmp_path
     (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
     own = {added["id"] for added in tokenizer["added_tokens"]}
     for text in ("one <|endoftext|> two", "one <|fim|> two"):
-        assert not own & {*prompts.tokenized(folder / "tokenizer.json", text, 99).ids}
+        assert not own & {*tokenized(folder / "tokenizer.json", text, 99).ids}
 
 
 def test_a_model_whose_logits_overflow_is_invalid_with_the_position(

@@ -13,7 +13,7 @@ from harness.analysis.quality import kept as kept_form
 from harness.base import bounds, data
 from harness.campaign import reference_scores
 from harness.campaign.quality import no_room
-from harness.campaign.reference_scores import BadReference, GivenReference, Origin, write_reference
+from harness.campaign.reference_files import BadReference, GivenReference, Origin, write_reference
 from harness.config import Quality
 from harness.models import locate
 

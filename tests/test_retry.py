@@ -22,7 +22,7 @@ from harness.cli import dry_run
 from harness.compare.sides import side
 from harness.config import plan
 from harness.dataset import cell_rows, table
-from harness.machine.doctor.cpu import BUSY_SHARE
+from harness.machine.cpu_times import BUSY_SHARE
 from harness.records import Stored, TokenTimes
 
 SLOW = {"B_ms": 10.0, "threads": 1}  # so that 30% of its time is a wait that counts

@@ -15,8 +15,8 @@ from test_hf import request_of, said
 from test_weights import write_checkpoint, write_tokenizer
 
 from harness.base.files import CacheError, LockError, cache_folder, exclusive, made, shared_folder
-from harness.campaign import prompts
-from harness.campaign.other_processes import DeviceBusy, device_lock, is_busy
+from harness.campaign.device_lock import DeviceBusy, device_lock, is_busy
+from harness.campaign.tokenized_text import tokenized
 from harness.models import fingerprints, locate
 from harness.models.locate import WeightsError
 from harness.stacks import build
@@ -134,12 +134,12 @@ def changed_tokenizer(folder: Path, **changed: object) -> Path:
 
 
 def test_padding_and_truncation_of_a_tokenizer_are_not_applied(tmp_path):
-    plain = prompts.tokenized(changed_tokenizer(tmp_path), "each waits for every token", 10).ids
+    plain = tokenized(changed_tokenizer(tmp_path), "each waits for every token", 10).ids
     padding = {"strategy": {"Fixed": 50_000_000}, "direction": "Right", "pad_to_multiple_of": None}
     padding |= {"pad_id": 0, "pad_type_id": 0, "pad_token": "x"}
     truncation = {"direction": "Right", "max_length": 1, "strategy": "LongestFirst", "stride": 0}
     odd = changed_tokenizer(tmp_path, padding=padding, truncation=truncation)
-    assert prompts.tokenized(odd, "each waits for every token", 10).ids == plain
+    assert tokenized(odd, "each waits for every token", 10).ids == plain
     assert len(plain) > 1
 
 
@@ -149,7 +149,7 @@ def test_a_tokenizer_that_takes_all_memory_is_one_sentence(tmp_path):
     long = {"type": "Replace", "pattern": {"Regex": "."}, "content": "x" * (1 << 20)}
     path = changed_tokenizer(tmp_path, normalizer={"type": "Sequence", "normalizers": [long, long]})
     with pytest.raises(WeightsError, match=r"tokenizer\.json: .*") as told:
-        prompts.tokenized(path, "each waits", 10)
+        tokenized(path, "each waits", 10)
     assert "\n" not in str(told.value)
 
 
@@ -158,7 +158,7 @@ def test_a_tokenizer_that_is_a_pipe_or_a_device_is_not_read(tmp_path):
     (tmp_path / "zeros").symlink_to("/dev/zero")
     for name in ("pipe", "zeros"):
         with pytest.raises(WeightsError, match="is not a regular file"):
-            prompts.tokenized(tmp_path / name, "each waits", 10)
+            tokenized(tmp_path / name, "each waits", 10)
 
 
 # --- locks and the cache ------------------------------------------------------------------------------------
@@ -215,7 +215,7 @@ def test_the_locks_of_the_machine_are_for_every_user(public, monkeypatch):
     assert stat.S_IMODE((public / "harness-cpu.lock").stat().st_mode) == 0o666
     code = (
         "import os\n"
-        "from harness.campaign.other_processes import DeviceBusy, device_lock\n"
+        "from harness.campaign.device_lock import DeviceBusy, device_lock\n"
         "os.setuid(65534)\n"
         "try:\n    device_lock('cpu', False, print).__enter__(); print('locked')\n"
         "except DeviceBusy:\n    print('busy')\n"

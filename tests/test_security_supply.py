@@ -14,7 +14,7 @@ from test_env_build import RUNNER, source, wheel
 from test_launch import request_of
 
 from ci.lock import OF_BACKEND
-from harness.base import text as base_text
+from harness.base import variables
 from harness.campaign import worker as campaign_worker
 from harness.stacks import build
 from harness.stacks.adopted import EnvironmentFailed
@@ -160,7 +160,7 @@ def test_a_worker_gets_what_it_needs_and_no_credential(fake_interpreter, tmp_pat
     finally:
         worker.stop()
     assert has.items() >= (of_kernels | {"OMP_NUM_THREADS": "1"}).items()
-    assert base_text.recorded(has).items() >= of_kernels.items()
+    assert variables.recorded(has).items() >= of_kernels.items()
     assert {"PATH", "HOME"} <= has.keys()
     assert not has.keys() & {*CREDENTIALS, *UNKNOWN, "SOMETHING"}
 
@@ -217,4 +217,4 @@ def test_the_credentials_of_an_index_are_in_no_log_and_no_error_of_a_build(tiny,
     ],
 )
 def test_an_address_is_shown_without_user_password_and_query(text, shown):
-    assert base_text.redacted(text) == shown
+    assert variables.redacted(text) == shown

@@ -14,7 +14,7 @@ from conftest import Ran, gone, settled, stored_in, until
 
 from harness import records
 from harness.analysis import depth
-from harness.campaign import other_processes, prepare
+from harness.campaign import context_files, other_processes
 from harness.campaign.rounds import judge
 from harness.records import Stored
 from harness.records.files import write_columns
@@ -140,7 +140,7 @@ def test_a_damaged_kept_context_is_filled_again(damage, timed, contexts, tmp_pat
 
 
 def test_the_oldest_contexts_make_room(timed, contexts: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(prepare, "MOST_BYTES", 40_000)  # of the others; one of 4,128 tokens has 33,024
+    monkeypatch.setattr(context_files, "MOST_BYTES", 40_000)  # of the others; one of 4,128 tokens has 33,024
     for deepest in (4000, 4001, 4002):
         timed([KEPT | {"depths": [0, deepest]}], {"W_tokens_per_ms": 1000})
     assert len(list(contexts.iterdir())) == 2

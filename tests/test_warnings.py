@@ -5,6 +5,7 @@ import string
 from pathlib import Path
 
 from harness.analysis.warnings import DISTURBANCES, Warnings
+from harness.machine.doctor import TABLES
 
 HARNESS = Path(__file__).parent.parent / "harness"
 
@@ -37,8 +38,14 @@ def test_a_code_is_explained_and_one_that_is_unknown_is_not(harness):
     ran = harness("explain", "page_fault")
     assert (ran.code, ran.out) == (2, "")
     assert "unknown code page_fault; did you mean page_faults?" in ran.err
-    codes = [line.partition(":")[0] for line in harness("explain").out.splitlines()[::3]]
-    assert codes == [warning.name for warning in Warnings]
+    codes = [line.partition(":")[0] for line in harness("explain").out.splitlines() if line[0] != " "]
+    assert codes == [*Warnings.__members__, *(check.code for _, table in TABLES for check in table)]
+    assert harness("explain", "swap_in_use").out.splitlines()[1:] == [
+        "  read from: the operating system",
+        "  warning if: any",
+        "  effect: pages may be read back from disk in the middle of a token",
+        "  next step: close other programs, then run sudo swapoff -a",
+    ]
 
 
 def test_every_warning_has_a_next_step_and_a_disturbance_that_of_its_kind():

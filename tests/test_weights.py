@@ -27,10 +27,10 @@ from test_checkpoint import (
 )
 from tokenizers import Tokenizer, models, pre_tokenizers, processors, trainers
 
-from harness.campaign import prompts
 from harness.campaign.prepare import Preparation
 from harness.campaign.prompts import PROMPT_TEXT
 from harness.campaign.repeat import NotReady
+from harness.campaign.tokenized_text import tokenized
 from harness.config import Decode, Model, Variant, Weights
 from harness.config.plan import Cell
 from harness.models import check, locate, make
@@ -403,7 +403,7 @@ def test_a_tokenizer_says_which_token_belongs_in_front_of_a_text(tmp_path, templ
     made.save(str(tmp_path / "tokenizer.json"))
     if settings:
         (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
-    found = prompts.tokenized(tmp_path / "tokenizer.json", PROMPT_TEXT, 5)
+    found = tokenized(tmp_path / "tokenizer.json", PROMPT_TEXT, 5)
     assert found.ids == made.encode(PROMPT_TEXT, add_special_tokens=False).ids[:5]
     assert found.bos == (bos and made.token_to_id(bos))
 

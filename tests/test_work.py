@@ -6,7 +6,7 @@ import pytest
 
 from harness.base import data
 from harness.campaign import forecast
-from harness.campaign.forecast import CPU_SHARE, START_S, time_s
+from harness.campaign.durations import CPU_SHARE, START_S, time_s
 from harness.config import Decode, Prefill, Turns, Windows, load, plan
 from harness.theory.decoder import dense, parameters
 from harness.theory.hf_config import SHAPES

@@ -20,7 +20,7 @@ from benchmarks.hostile.texts import KEY
 from harness import cli, records
 from harness.base import bounds
 from harness.base.text import is_utf8
-from harness.campaign import prompts
+from harness.campaign import tokenized_text
 from harness.models import check, locate, served
 from harness.share.anonymize import Anonymizer
 from harness.stacks.header import stacks
@@ -99,7 +99,9 @@ def planned(path: str) -> Reader:
 def tokenized() -> bool:
     try:
         return bool(
-            prompts.tokenized(Path("tokenizer.json"), "aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaab some text", 8).ids
+            tokenized_text.tokenized(
+                Path("tokenizer.json"), "aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaab some text", 8
+            ).ids
         )
     except locate.WeightsError:
         return False

@@ -11,7 +11,7 @@ from typing import Any
 from ci.arm64.boards import on
 from ci.gpu.bench import Bench, Json, NotPossible, expect
 from ci.table import Check
-from harness.campaign.worker_memory import RLIMIT_DATA, MemoryLimit, mechanism_here
+from harness.campaign.memory_limit import RLIMIT_DATA, MemoryLimit, mechanism_here
 
 PROFILES = [Path("configs") / name for name in ("rpi4-4gb.yaml", "rpi5-8gb.yaml")]
 QUANTS = ["q8_0", "q4_0", "q4_k_m"]

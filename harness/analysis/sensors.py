@@ -18,7 +18,7 @@ from harness.records.measured import Timed as Gauge
 from harness.records.tables import Ints, TokenTimes
 
 if TYPE_CHECKING:
-    from harness.machine.sensor_values import EnergyCounter
+    from harness.machine.sensor import EnergyCounter
 
 CounterT = TypeVar("CounterT", "EnergyCounter", Domain)
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from harness import machine
-from harness.campaign import forecast
+from harness.campaign import forecast, loaded_model
 from harness.config import ConfigError, Experiment, plan
 from harness.config.plan import Cell
 from harness.config.yaml_text import Document
@@ -56,7 +56,7 @@ def _within_budget(cells: Sequence[Cell], threads: int) -> bool:
 def _operations(cell: Cell) -> float | None:
     """Of the warm-up and the passes of a cell; None where its model is not known yet."""
     try:
-        model: Any = forecast.made_of(cell, forecast.local_weights(cell))
+        model: Any = loaded_model.made_of(cell, forecast.local_weights(cell))
     except WeightsError:  # reported by the campaign
         return None
     return 2.0 * (1 + PASSES) * PROMPT * parameters(model) if model else None

@@ -11,7 +11,7 @@ from harness.api.named_models import Choice, Keeping, experiment
 from harness.api.progress import Progress
 from harness.base import data
 from harness.campaign import run as campaign_run
-from harness.campaign.rounds import RunOptions
+from harness.campaign.opening import RunOptions
 from harness.config import plan
 from harness.config.experiment import Scalar
 from harness.dataset.study import Study, load_study, with_series

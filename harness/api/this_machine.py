@@ -15,11 +15,13 @@ from harness.api.progress import Progress
 from harness.base.files import JsonFileError, Mistake, cache_folder, object_of, write_whole
 from harness.base.nvml import visible_gpus
 from harness.base.text import say
-from harness.campaign import repeat
-from harness.campaign.other_processes import DeviceBusy, busy_now, device_lock
+from harness.campaign import peak_rates
+from harness.campaign.device_lock import DeviceBusy, device_lock
+from harness.campaign.other_processes import busy_now
 from harness.machine import ProbeError
-from harness.machine.doctor.cpu import BUSY_SHARE
-from harness.machine.host import cpu_kind, usable_memory_bytes
+from harness.machine.cgroups import usable_memory_bytes
+from harness.machine.cpu_times import BUSY_SHARE
+from harness.machine.emulation import cpu_kind
 from harness.stacks import build
 from harness.stacks.adopted import Interpreter
 from harness.stacks.header import references, stacks
@@ -97,7 +99,7 @@ def _keep_rates(row: Row) -> None:
 
 
 def _measured_stacks() -> list[str]:
-    return [str(each.python) for each in repeat.measuring(_built("cpu"))]
+    return [str(each.python) for each in peak_rates.measuring(_built("cpu"))]
 
 
 def devices() -> Iterator[Row]:
@@ -129,12 +131,12 @@ def devices() -> Iterator[Row]:
 
 def measure(row: Row, progress: Progress) -> bool:
     """Fill in the rates; false if a probe failed. A missing environment is a note."""
-    threads, built = machine.default_threads(), repeat.measuring(_built(row["family"]))
+    threads, built = machine.default_threads(), peak_rates.measuring(_built(row["family"]))
     try:
         if row["family"] == "cpu":
             busy = busy_now() or 0.0
             _fill(row, read=machine.read_bandwidth(threads))
-            _fill(row, matrix=repeat.cpu_matrix_rate(threads, built, progress.say))
+            _fill(row, matrix=peak_rates.cpu_matrix_rate(threads, built, progress.say))
             if busy > BUSY_SHARE:
                 say(f"other processes use {busy:.0%} of the CPUs: measured, but not kept")
             else:
@@ -142,7 +144,7 @@ def measure(row: Row, progress: Progress) -> bool:
             if not built:
                 row["note"] = f"the kernels of a stack may be faster, but none is built; run: {_create(row)}"
         elif built:
-            rates = repeat.through_stack(built[0], row["device"], threads, ["read", "matrix"])
+            rates = peak_rates.through_stack(built[0], row["device"], threads, ["read", "matrix"])
             _fill(row, rates["read"], rates["matrix"])
         else:
             row["note"] = f"no stack is built for this device; run: {_create(row)}"

@@ -1,4 +1,8 @@
-"""Where the data files in harness/data/ are: machines, models, configs, the published study."""
+"""The data files in harness/data/: machines, models, configs, the published study, and the user's own tables.
+
+In a checkout `configs` and `published` are links to the top-level folders; an installed package has files.
+Each file is read when it is asked for.
+"""
 
 from __future__ import annotations
 
@@ -10,11 +14,10 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-# Files shipped with the package, by name: configs, their schema, the published study, models' config.json, a
-# small model's weights, and a text to score.
-#
-# In a checkout `configs` and `published` are links to the top-level folders; an installed package has files.
-
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
 
 HERE = Path(__file__).parents[1] / "data"
 PUBLISHED = "published"
@@ -66,7 +69,7 @@ def weights(name: str) -> Path:
 
 
 def weights_name(path: str | Path | None) -> str | None:
-    """The name of the shipped checkpoint in this folder: the same in every installation; null: none."""
+    """The name of the shipped checkpoint in this folder: the same in every installation; None: none."""
     folder = Path(path) if path else HERE
     return folder.name if folder == weights(folder.name) and folder.name in weights_names() else None
 
@@ -98,15 +101,6 @@ def results(given: str) -> Path:
 def is_name(path: Path) -> bool:
     """Whether a path is a bare name, without a folder."""
     return path.parts == (path.name,)
-
-
-# Tables that ship with the package, as data files, and the user's own; each is read when it is asked for.
-
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
 
 
 def text(name: str) -> str:

@@ -78,8 +78,8 @@ def matching(path: Path) -> list[Path]:
     if path.exists() or not path.parent.is_dir():
         return [path]
     wanted = path.name.lower()
-    found = sorted(each for each in path.parent.iterdir() if fnmatchcase(each.name.lower(), wanted))
-    return found or [path]
+    matches = sorted(file for file in path.parent.iterdir() if fnmatchcase(file.name.lower(), wanted))
+    return matches or [path]
 
 
 _OF_MODELS = (".gguf", ".safetensors")
@@ -105,10 +105,10 @@ def nearest(path: Path) -> str:
     with contextlib.suppress(OSError):
         if link := _dangling(path):
             return link
-        missing = next(each for each in (path, *path.parents) if each.parent.exists())
-        files = sorted(missing.parent.iterdir(), key=lambda each: each.suffix == missing.suffix)
-        named = {_stem(each): each for each in files}  # of two with one stem, the one with the suffix
-        alike = [each for each in files if each.suffix == missing.suffix != ""]
+        missing = next(file for file in (path, *path.parents) if file.parent.exists())
+        files = sorted(missing.parent.iterdir(), key=lambda file: file.suffix == missing.suffix)
+        named = {_stem(file): file for file in files}  # of two with one stem, the one with the suffix
+        alike = [file for file in files if file.suffix == missing.suffix != ""]
         close = [named[stem] for stem in alike_names(_stem(missing), named)] or alike
         if len(close) == 1:
             whole = close[0] / path.relative_to(missing)
@@ -118,10 +118,10 @@ def nearest(path: Path) -> str:
 
 def _dangling(path: Path) -> str:
     """Of a path that goes through a link whose target is missing: a clause on it; empty for another."""
-    link = next((each for each in (path, *path.parents) if each.is_symlink() and not each.exists()), None)
+    link = next((part for part in (path, *path.parents) if part.is_symlink() and not part.exists()), None)
     if link is None:
         return ""
-    model = next((each.name for each in link.absolute().parents if each.name.startswith(HUB_MODEL)), None)
+    model = next((part.name for part in link.absolute().parents if part.name.startswith(HUB_MODEL)), None)
     again = f"hf download {model.removeprefix(HUB_MODEL).replace('--', '/')}" if model else "or copy it"
     name = "it" if link == path else str(link)
     return f"; {name} is a link to {link.readlink()}, which is missing: fetch it again ({again})"
@@ -139,10 +139,10 @@ def reason(refusal: OSError, path: Path) -> str:
 
 def sha256(stream: IO[bytes]) -> str:
     """The digest of a file's remaining bytes, read in pieces of 1 MiB."""
-    found = hashlib.sha256()
+    digest = hashlib.sha256()
     while piece := stream.read(1 << 20):
-        found.update(piece)
-    return found.hexdigest()
+        digest.update(piece)
+    return digest.hexdigest()
 
 
 def read_regular(path: Path, most_bytes: int, *, links: bool = False) -> bytes:
@@ -290,7 +290,7 @@ def is_same_disk(folder: Path, other: Path) -> bool:
 
 
 def _existing(folder: Path) -> Path:
-    return next(each for each in (folder, *folder.parents) if each.exists())
+    return next(parent for parent in (folder, *folder.parents) if parent.exists())
 
 
 def made(folder: Path) -> Path:
@@ -308,14 +308,14 @@ def made(folder: Path) -> Path:
 
 def delete_oldest(paths: Iterable[Path], most_bytes: float) -> None:
     """Delete files and folders of the cache, the oldest first, until these take at most `most_bytes`."""
-    left = sorted(paths, key=lambda each: each.stat().st_mtime)
+    left = sorted(paths, key=lambda path: path.stat().st_mtime)
     while left and sum(map(bytes_of, left)) > most_bytes:
         drop(left.pop(0))
 
 
 def bytes_of(path: Path) -> int:
     """Bytes of a file, or of a folder's files."""
-    return sum(each.stat().st_size for each in (path, *path.rglob("*")) if each.is_file())
+    return sum(file.stat().st_size for file in (path, *path.rglob("*")) if file.is_file())
 
 
 def drop(path: Path) -> None:
@@ -388,11 +388,11 @@ def strict_json(text: bytes, most_names: int | None = None) -> Any:
 def _object(pairs: list[tuple[str, Any]], most_names: int | None) -> dict[str, Any]:
     if most_names is not None and len(pairs) > most_names:
         raise ValueError(f"has an object with more than {most_names:,} names")
-    found = dict(pairs)
-    if len(found) < len(pairs):
+    members = dict(pairs)
+    if len(members) < len(pairs):
         ((twice, _),) = Counter(key for key, _ in pairs).most_common(1)
         raise ValueError(f"has key {twice[:60]!r} twice")
-    return found
+    return members
 
 
 def _integer(digits: str) -> int:
@@ -411,11 +411,11 @@ def _constant(name: str) -> None:
     raise ValueError(f"has {name}, which is not a finite number")
 
 
-# Read one small file of sysfs, procfs or a cgroup; null if it is missing or unreadable.
+# Read one small file of sysfs, procfs or a cgroup; None if it is missing or unreadable.
 
 
 def small_text(path: Path) -> str | None:
-    """The file without surrounding whitespace. Some files of sysfs cannot be read: null too."""
+    """The file without surrounding whitespace. Some files of sysfs cannot be read: None too."""
     try:
         return path.read_text(encoding="utf-8", errors="replace").strip("\0 \n")
     except OSError:
@@ -423,7 +423,7 @@ def small_text(path: Path) -> str | None:
 
 
 def number(path: Path) -> int | None:
-    """An integer; null if the file holds none."""
+    """An integer; None if the file holds none."""
     try:
         return int(small_text(path) or "")
     except ValueError:

@@ -55,26 +55,26 @@ def visible_gpus() -> list[Gpu]:
     index of a GPU in MIG mode means its first instance, the only one that CUDA would use.
     """
     cards = _cards()
-    if (wanted := os.environ.get(VISIBLE)) is None:
+    if (ids := os.environ.get(VISIBLE)) is None:
         return [device.gpu for card in cards for device in card.devices]
     chosen: list[Gpu] = []
-    for word in wanted.split(","):
-        if (found := _meant(word.strip(), cards)) is None:
+    for word in ids.split(","):
+        if (gpu := _meant(word.strip(), cards)) is None:
             break
-        if found in chosen:
+        if gpu in chosen:
             return []
-        chosen.append(found)
+        chosen.append(gpu)
     return chosen
 
 
 def compute_capabilities() -> list[str]:
     """Capabilities of the visible GPUs, without repetition, the lowest first: `["8.6", "12.0"]`."""
-    found = {gpu["compute_capability"] for gpu in visible_gpus()} - {None}
-    return sorted(map(str, found), key=lambda version: [int(part) for part in version.split(".")])
+    versions = {gpu["compute_capability"] for gpu in visible_gpus()} - {None}
+    return sorted(map(str, versions), key=lambda version: [int(part) for part in version.split(".")])
 
 
 def _meant(word: str, cards: list[_Card]) -> Gpu | None:
-    """The device of one id in CUDA_VISIBLE_DEVICES; null for none, and for a beginning that several have."""
+    """The device of one id in CUDA_VISIBLE_DEVICES; None for none, and for a beginning that several have."""
     if number := re.match(r"[+-]?\d+", word):  # as strtol reads it
         index = int(number[0])
         devices = cards[index].devices if 0 <= index < len(cards) else []
@@ -84,8 +84,8 @@ def _meant(word: str, cards: list[_Card]) -> Gpu | None:
     of_cards = [card.devices[0].gpu for card in cards if (card.uuid or "").startswith(word) and card.devices]
     devices = [device for card in cards for device in card.devices]
     instances = [each.gpu for each in devices if any(name.startswith(word) for name in each.ids)]
-    found = of_cards or instances
-    return found[0] if len(found) == 1 else None
+    meant = of_cards or instances
+    return meant[0] if len(meant) == 1 else None
 
 
 def _cards() -> list[_Card]:
@@ -113,13 +113,15 @@ def _card(nvml: Any, handle: Any, driver: str | None) -> _Card:
         }
         return _Device(gpu, (uuid, *ids))
 
-    found = []
+    instances = []
     for instance in mig_instances(nvml, handle):
         if own := reported(nvml, "nvmlDeviceGetUUID", instance):
-            place = [reported(nvml, f"nvmlDeviceGet{of}InstanceId", instance) for of in ("Gpu", "Compute")]
+            ids_of_instance = [
+                reported(nvml, f"nvmlDeviceGet{of}InstanceId", instance) for of in ("Gpu", "Compute")
+            ]
             # As drivers before R470 named it; CUDA still knows it by that.
-            found.append(device(instance, own, f"MIG-{uuid}/{place[0]}/{place[1]}"))
-    return _Card(uuid, found or ([device(handle, uuid)] if uuid else []))
+            instances.append(device(instance, own, f"MIG-{uuid}/{ids_of_instance[0]}/{ids_of_instance[1]}"))
+    return _Card(uuid, instances or ([device(handle, uuid)] if uuid else []))
 
 
 def mig_instances(nvml: Any, handle: Any) -> list[Any]:
@@ -127,12 +129,14 @@ def mig_instances(nvml: Any, handle: Any) -> list[Any]:
     `nvml`: pynvml, or a module with its functions, open."""
     mode = reported(nvml, "nvmlDeviceGetMigMode", handle)
     most = (reported(nvml, "nvmlDeviceGetMaxMigDeviceCount", handle) or 0) if mode and mode[0] else 0
-    found = [reported(nvml, "nvmlDeviceGetMigDeviceHandleByIndex", handle, index) for index in range(most)]
-    return [instance for instance in found if instance is not None]
+    instances = [
+        reported(nvml, "nvmlDeviceGetMigDeviceHandleByIndex", handle, index) for index in range(most)
+    ]
+    return [instance for instance in instances if instance is not None]
 
 
 def reported(nvml: Any, function: str, *arguments: object) -> Any:
-    """The result of an NVML function; null if NVML has none: not supported, not permitted, not found."""
+    """The result of an NVML function; None if NVML has none: not supported, not permitted, not found."""
     try:
         return getattr(nvml, function)(*arguments)
     except nvml.NVMLError:
@@ -141,7 +145,7 @@ def reported(nvml: Any, function: str, *arguments: object) -> Any:
 
 @contextmanager
 def _opened() -> Iterator[Any]:
-    """pynvml, open for as long as the block runs; null without a driver."""
+    """pynvml, open for as long as the block runs; None without a driver."""
     import pynvml
 
     try:

@@ -1,4 +1,4 @@
-"""Words for people: printable text, plurals, variables without secrets."""
+"""Words for people: printable text, plurals, names and sizes, cells of CSV files."""
 
 from __future__ import annotations
 
@@ -15,9 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TextIO, cast
 from urllib.parse import urlsplit
 
-# Print text of records, configs and files: it is shown, and no terminal or CI service obeys it.
-
-
+# Text of records, configs and files is printed so that no terminal and no CI service obeys it.
 # Read by GitHub at the start of a line, and anywhere in it; the latter also by Azure and TeamCity.
 _COMMAND = re.compile(r"^ *::|##\w*\[")
 
@@ -74,68 +72,6 @@ class _Filtered:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.below, name)
-
-
-# Which environment variables other processes and records get; text without the credentials of URLs.
-
-
-_SECRET = re.compile(r"KEY|TOKEN(?!IZERS)|SECRET|PASSW|CREDENTIAL|AUTH", re.IGNORECASE)
-# uv asks its indexes with these, and a proxy has its name and password in its URL.
-_OF_INDEX = re.compile(r"UV_(?!PUBLISH_)|\w+_PROXY$", re.IGNORECASE)
-# What may change a measurement is recorded: by prefix, where only the libraries below a worker read such
-# names, and one by one, where services share the prefix (LLAMA_CLOUD_API_KEY).
-_LIBRARY = re.compile(
-    r"""(OMP|GOMP|KMP|MKL|OPENBLAS|BLIS|DNNL|ONEDNN|MALLOC|GGML|CUBLAS|CUBLASLT|CUDNN|NVIDIA_TF32|HIP|HSA|ROCR
-    |ROCBLAS|HIPBLASLT|MIOPEN|VK|PYTORCH|TORCHINDUCTOR|TORCHDYNAMO|TORCH_BLAS|TORCH_CUDNN|TORCH_MKLDNN|TRITON
-    |GPTQMODEL|GPTQ|AWQ)_\w+
-    |LD_(LIBRARY_PATH|PRELOAD|BIND_NOW)|GLIBC_TUNABLES|ATEN_CPU_CAPABILITY|TOKENIZERS_PARALLELISM
-    |CUDA_(VISIBLE_DEVICES|DEVICE_ORDER|DEVICE_MAX_CONNECTIONS|LAUNCH_BLOCKING|MODULE_LOADING|AUTO_BOOST|HOME|PATH
-        |FORCE_PTX_JIT|DISABLE_PTX_JIT|CACHE_DISABLE|CACHE_MAXSIZE|CACHE_PATH|SCALE_LAUNCH_QUEUES
-        |MPS_PIPE_DIRECTORY|MPS_ACTIVE_THREAD_PERCENTAGE)
-    |LLAMA_(ATTN_ROT_DISABLE|GRAPH_REUSE_DISABLE|SET_ROWS|TRACE|CPP_LIB_PATH)
-    |QEMU_CPU
-    |TORCH_(ALLOW_TF32_CUBLAS_OVERRIDE|COMPILE_DISABLE|LOGS)|TRANSFORMERS_VERBOSITY|BNB_(CUDA|ROCM)_VERSION|HARNESS_LOCKS""",
-    re.VERBOSE,
-)
-# A worker gets those, and what places files and finds compilers: torch.compile and Triton start one.
-_PLAIN = re.compile(
-    r"""PATH|HOME|USER|LOGNAME|SHELL|LANG|LC_\w+|TZ|TMPDIR|XDG_CACHE_HOME|HF_HOME|HF_HUB_CACHE|HF_MODULES_CACHE
-    |SYSTEMROOT|USERPROFILE|TEMP|TMP|CC|CXX|ROCM_PATH|SSL_CERT_FILE|SSL_CERT_DIR
-    |HARNESS_\w+|COVERAGE_\w+""",
-    re.VERBOSE,
-)
-_USER = re.compile(r"(://)[^\s/?#'\"<>]*@")
-# Up to the next :// alone: else a text of many takes the square of its length.
-_QUERY = re.compile(r"(://(?:(?!://)[^\s?'\"<>])*)\?[^\s'\"<>`)]+")
-
-
-def recorded(variables: Mapping[str, str]) -> dict[str, str]:
-    """The variables that a record has: those that may change a measurement."""
-    known = sorted(name for name in variables if _LIBRARY.fullmatch(name) and not _SECRET.search(name))
-    return {name: variables[name] for name in known}
-
-
-def for_workers(variables: Mapping[str, str]) -> dict[str, str]:
-    """The variables that a worker gets: a stack runs the code of many, and needs no credential."""
-    plain = [name for name in variables if _PLAIN.fullmatch(name) and not _SECRET.search(name)]
-    return {name: variables[name] for name in plain} | recorded(variables)
-
-
-def for_builds(variables: Mapping[str, str]) -> dict[str, str]:
-    """The variables that uv and the builds it starts get: of credentials, those of package indexes alone."""
-    return {
-        name: value
-        for name, value in variables.items()
-        if _OF_INDEX.match(name) or not (_SECRET.search(name) or redacted(value) != value)
-    }
-
-
-def redacted(text: str) -> str:
-    """The text with *** for the user, the password and the query of each URL."""
-    return _QUERY.sub(r"\1?***", _USER.sub(r"\1***@", text))
-
-
-# Counts, names and quoted text in messages: `1 cell`, `2 cells`, `a, b and 3 more`.
 
 
 def plural(number: int, one: str) -> str:
@@ -216,9 +152,9 @@ SKIPPED = "skipped: "  # begins the warning of a record that cannot be read
 
 def few(warnings: Sequence[str], most: int = 3) -> list[str]:
     """The warnings, but of records that cannot be read only so many, and the number of the others."""
-    skipped = [each for each in warnings if each.startswith(SKIPPED)]
+    skipped = [warning for warning in warnings if warning.startswith(SKIPPED)]
     more = [f"{SKIPPED}{len(skipped) - most} more"] if len(skipped) > most else []
-    return [*skipped[:most], *more, *(each for each in warnings if not each.startswith(SKIPPED))]
+    return [*skipped[:most], *more, *(warning for warning in warnings if not warning.startswith(SKIPPED))]
 
 
 def listed(values: Iterable[int]) -> str:
@@ -228,7 +164,7 @@ def listed(values: Iterable[int]) -> str:
 
 
 def csv_text(lines: Iterable[Iterable[object]]) -> str:
-    """Lines as a CSV file; null is an empty cell."""
+    """Lines as a CSV file; None is an empty cell."""
     out = io.StringIO()
     csv.writer(out, lineterminator="\n").writerows(map(csv_cell, line) for line in lines)
     return out.getvalue()

@@ -9,18 +9,10 @@ from dataclasses import dataclass, replace
 
 from harness.base.text import plural
 from harness.campaign import rounds
-from harness.campaign.repeat import Shared
-from harness.campaign.rounds import (
-    AttemptRunner,
-    Campaign,
-    Due,
-    RunOptions,
-    Watcher,
-    examined,
-    locked,
-    preparation_of,
-    prepared,
-)
+from harness.campaign.attempts import AttemptRunner
+from harness.campaign.opening import Campaign, RunOptions, Watcher, examined, locked, preparation_of, prepared
+from harness.campaign.provenance import Shared
+from harness.campaign.rounds import Due
 from harness.config import Experiment, plan
 from harness.config.plan import Cell
 from harness.records import Stored

@@ -1,45 +1,42 @@
-"""The expected time, memory and disk of a cell."""
+"""Forecast a cell's memory, time and known failures from its config and local weights. Starts nothing."""
 
 from __future__ import annotations
 
-import contextlib
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from harness import machine
-from harness.analysis.traffic import nominal_bits
+from harness.campaign.durations import CPU_SHARE, demand_of_held, time_s
+from harness.campaign.loaded_model import (
+    _loaded_model,
+    _tensors,
+    engine_of,
+    kv_element_bytes,
+    made_of,
+    packing_of,
+    placement_of,
+)
 from harness.config import (
-    Batch,
     Decode,
     Experiment,
-    Prefill,
     Quality,
-    Turns,
     Warmup,
-    Windows,
-    Workload,
     plan,
 )
 from harness.config.plan import Cell
-from harness.machine.host import free_memory_bytes
+from harness.machine.cgroups import free_memory_bytes
 from harness.models import check, locate, make
 from harness.models.hub import in_hub_cache
 from harness.models.locate import Ready, WeightsError
-from harness.stacks.header import Options, holds
 from harness.stacks.limits import Broken
-from harness.theory import floors, names
 from harness.theory import memory as theory_memory
+from harness.theory import names
 from harness.theory.decoder import (
-    Decoder,
-    dense,
-    dense_like,
-    kv_elements_per_token,
-    lm_head_params,
     parameters,
 )
-from harness.theory.floors import Ceiling, Demand, Pass, Reach, cost
+from harness.theory.floors import Pass, cost
 from harness.theory.machines import (
     DISPLAY,
     DISPLAY_RESERVE_BYTES,
@@ -53,238 +50,11 @@ from harness.theory.machines import (
     reserved_words,
 )
 from harness.theory.memory import (
-    BITSANDBYTES,
-    LLAMA_CPP,
-    Engine,
-    LlamaCpp,
     Model,
-    Placement,
     PlacementError,
     Split,
-    Torch,
 )
 from harness.theory.names import NotUnderstood
-from harness.theory.tensors import (
-    ELEMENT_BYTES,
-    Packing,
-    Tensor,
-    element_bytes,
-    loaded_bytes,
-    of_shape,
-    packed_bytes,
-    quantized,
-)
-
-# A model as the stack of a cell holds it in memory: weights and KV cache in bytes, by config and headers.
-
-
-_UNKNOWN = dense("", 0, 0, 0, 0, 0, 0, 0)
-
-
-def engine_of(cell: Cell, options: Options, on_gpu: bool, made: Decoder) -> Engine:
-    """The memory model of the cell's stack. `options`: resolved."""
-    if cell.header.memory == LLAMA_CPP:
-        ubatch = min(int(options.get("n_ubatch") or 512), int(options.get("n_batch") or 512))
-        return LlamaCpp(on_gpu, bool(options.get("flash_attn")), ubatch, bool(options.get("swa_full")))
-    scratch = 0.0
-    if on_gpu and cell.header.scratch and holds(cell.header.scratch, options):
-        scratch = theory_memory.exllama_v2_scratch(made)
-    return Torch(on_gpu, "static" if cell.header.context_of(options) else "dynamic", scratch)
-
-
-def kv_element_bytes(options: Options) -> float:
-    """Mean bytes per K or V element; 16 bits if the stack has no option for it."""
-    if "dtype" in options:
-        return ELEMENT_BYTES[str(options["dtype"])]
-    types = (str(options.get(name, "f16")) for name in ("type_k", "type_v"))
-    return sum(map(element_bytes, types)) / 2
-
-
-def made_of(cell: Cell, ready: Ready | None) -> Decoder | None:
-    """The model, by its config or its weights."""
-    return cell.model.made or (ready.decoder if ready else None)
-
-
-def trained_context(cell: Cell, ready: Ready | None) -> int | None:
-    """Tokens that the model was trained on; None if neither config nor weights state it."""
-    if ready and ready.header:
-        return ready.header.integer(f"{ready.architecture}.context_length")
-    made = made_of(cell, ready)
-    return made.context if made else None
-
-
-def packing_of(cell: Cell, made: Decoder | None, ready: Ready | None) -> Packing | None:
-    """How the cell's weights are packed, or will be packed when they are made."""
-    if ready and ready.packing:
-        return ready.packing
-    made_here = ready is not None or (cell.source is not None and cell.source.kind == "synthetic")
-    if cell.packing and made_here and made and made.is_dense:
-        with contextlib.suppress(WeightsError):  # reported when the weights are packed
-            return make.grouped_layers(cell.packing, made)
-    return cell.packing
-
-
-def held_model(cell: Cell, ready: Ready | None, options: Options) -> Model | None:
-    """The weights and KV cache as the cell's stack holds them; None if neither shape nor weights are known,
-    or if its header names no memory model. `options`: resolved."""
-    return _loaded_model(cell, ready, options) if cell.header.memory else None
-
-
-def _loaded_model(cell: Cell, ready: Ready | None, options: Options) -> Model | None:
-    """As held_model, whatever the memory model; None also for a stack that loads no weights."""
-    made = made_of(cell, ready)
-    if not cell.header.formats:
-        return None
-    attention = ready.attention if ready else None
-    loaded = (_bytes_of(cell, ready) if ready else None) or (bytes_of_shape(cell, made) if made else None)
-    if loaded is None or (made is None and attention is None):
-        return None
-    # Of an unknown architecture only the attention is known; its buffers are not counted.
-    if made is None or (attention and made.is_dense):
-        made = dense_like(made or _UNKNOWN, **(attention or {}))
-    if ready is None or _is_dequantized(cell, ready):
-        untied = 0.0 if made.tied else lm_head_params(made) / parameters(made)
-    else:
-        sizes = ready.sizes
-        untied = 0.0 if sizes["tied"] else sizes["input_embedding_bytes"] / sizes["model_bytes"]
-    return Model(made, loaded, loaded * untied, kv_elements_per_token(made) * kv_element_bytes(options))
-
-
-def bytes_of_shape(cell: Cell, made: Decoder) -> float:
-    """Bytes of a model's weights in the format the cell's stack loads."""
-    if packing := packing_of(cell, made, None):
-        return sum(packed_bytes(of_shape(made), packing).values())
-    if cell.weights_format == "hf":
-        return _as_loaded(cell, of_shape(made))
-    return make.synthetic_bytes(made, cell.quant or make.SOURCE_QUANT)
-
-
-def _bytes_of(cell: Cell, ready: Ready) -> float | None:
-    """Like bytes_of_shape, for weights on this machine; None if they will be packed first, or dequantized
-    while they load."""
-    if (cell.packing and not ready.packing) or _is_dequantized(cell, ready):
-        return None
-    if cell.weights_format == "hf" and ready.quant in make.FULL_TYPES:
-        return _as_loaded(cell, ready.loaded)
-    if cell.weights_format != "gguf" or cell.quant in (None, ready.quant):
-        return float(ready.sizes["model_bytes"])
-    return make.quantized_bytes(ready.header, str(cell.quant)) if ready.header else None
-
-
-def _is_dequantized(cell: Cell, ready: Ready | None) -> bool:
-    stored = ready.stored if ready else None
-    return stored is not None and stored.method in cell.header.dequantizes
-
-
-def _as_loaded(cell: Cell, tensors: Sequence[Tensor]) -> float:
-    options, bits = cell.options(1), nominal_bits(cell.quant)
-    if "dtype" not in options:
-        quant = {4: "nf4", 8: "int8"}.get(bits or 16)  # scales of the engine's own may differ a little
-        return loaded_bytes(tensors, "bf16", quant) if quant else float(sum(each.bytes for each in tensors))
-    quant = cell.quant if cell.header.memory == BITSANDBYTES else None
-    return loaded_bytes(tensors, str(options["dtype"]), quant, bool(options.get("double_quant")))
-
-
-# Cells whose options put weights on the GPU's host CPU: llama.cpp's `n_cpu_moe`, `override_tensor` and
-# `gpu_layers`.
-
-
-def placement_of(options: Options) -> Placement | None:
-    """The placement in the options; None: every tensor goes where its layer is."""
-    experts, tensors = int(options.get("n_cpu_moe") or 0), str(options.get("override_tensor") or "")
-    layers = int(options.get("gpu_layers", -1) or 0)
-    return Placement(experts, tensors, layers) if experts or tensors or layers != -1 else None
-
-
-def _tensors(cell: Cell, ready: Ready | None) -> Sequence[Tensor]:
-    """The tensors as the stack loads them; empty if unknown."""
-    if ready and ready.header and cell.quant in (None, ready.quant):
-        return [*ready.header.tensors.values()]
-    made = made_of(cell, ready)
-    return quantized(made, cell.quant or make.SOURCE_QUANT) if made else ()
-
-
-# How long a repeat or a score takes: its passes, at the rate of reading or computing, whichever is slower.
-
-
-# The measured MBU of decode on CPUs (0.5B, 2 cores: 46 to 60% for weights, 30% for KV).
-CPU_SHARE = 0.4
-START_S = 2.0  # interpreter, and loading of a small model
-CHUNK = 512  # tokens at once while filling, as in runners/workloads/filling.py
-UNTIMED = 3  # further passes of a length and depth: a warm-up, and two of the check
-FEWEST = 4  # windows of a depth
-SETTLE = 3  # steps of a window that are not timed
-# Of a score in the controller, per logit: softmax of both sides in float64, and the largest five.
-SCORING_S = 50e-9  # 46 and 50 ns of CPU time with 2,048 and 152,000 tokens (2 cores, 2026)
-
-Passes = Iterator[tuple[int, Pass]]
-"""How often, and which pass."""
-
-
-def demand_of_held(held: Model) -> Demand:
-    """What passes over a model read and compute; of an unknown shape, its bytes alone."""
-    if count := parameters(held.made):
-        needs = floors.demand_of_bits(held.made, 8 * held.weight_bytes / count)
-        return floors.with_kv(needs, held.kv_bytes_per_token)
-    reaches = (Reach(held.kv_bytes_per_token),)
-    return Demand(0, 0, held.weight_bytes - held.embedding_bytes, 0, held.embedding_bytes, reaches)
-
-
-def time_s(
-    workload: Workload, held: Model, bytes_per_s: float, flops: float, static_n_ctx: int | None = None
-) -> tuple[float, float]:
-    """Seconds of one repeat or score, and of them those that fill the context. Of windows: the fewest. The
-    reference of a score takes as long once more, where it is not kept."""
-    needs, ceiling = demand_of_held(held), Ceiling(CPU_SHARE * bytes_per_s, flops)
-
-    def passing(passes: Passes) -> float:
-        return sum(times * ceiling.least_s(cost(needs, step)) for times, step in passes)
-
-    filling = passing(_filled(workload))
-    total = START_S + filling + passing(_passes(workload, static_n_ctx))
-    if isinstance(workload, Quality):
-        total += SCORING_S * len(workload.windows()) * workload.positions * held.made.vocab_size
-    return total, filling
-
-
-def _filled(workload: Workload) -> Passes:
-    depths = workload.depth if isinstance(workload, Prefill) else [0]
-    depths = workload.depths if isinstance(workload, Windows) else depths
-    yield from ((1, Pass(CHUNK, depth)) for depth in range(0, max(depths), CHUNK))
-
-
-def _passes(workload: Workload, static_n_ctx: int | None) -> Passes:
-    """Those besides the filling; of a decode its steps alone, at their mean depth."""
-    prompt, new = int(workload.prompt_tokens or 0), int(workload.new_tokens or 0)
-    if isinstance(workload, Decode):
-        yield (
-            new,
-            Pass(depth=prompt + new / 2, kv_read="full" if static_n_ctx else "grows", length=static_n_ctx),
-        )
-    elif isinstance(workload, Prefill):
-        lengths = workload.lengths or [2**power for power in range(workload.longest.bit_length())]
-        for depth in workload.depth:
-            yield from ((workload.passes + UNTIMED, Pass(tokens, depth)) for tokens in lengths)
-    elif isinstance(workload, Windows):
-        for depth in workload.depths:
-            yield FEWEST * (workload.window + SETTLE), Pass(depth=depth)
-    elif isinstance(workload, Turns):
-        for turn in range(workload.turns):
-            before = workload.first + turn * (workload.each + new) if turn else 0
-            tokens = workload.each if turn else workload.first
-            for keeps in workload.prefix_cache:
-                yield 1, Pass(tokens, before) if keeps else Pass(before + tokens)
-                yield new, Pass(depth=workload.first + (turn + 1) * (workload.each + new))
-    elif isinstance(workload, Batch):
-        for users in workload.concurrency:
-            yield workload.rounds + 1, Pass(prompt, users=users)
-            yield (workload.rounds + 1) * new, Pass(depth=prompt + new // 2, users=users)
-    elif isinstance(workload, Quality):
-        yield from ((1, Pass(end - first, outputs=end - first)) for first, end in workload.windows())
-
-
-# Forecast a cell's memory, time and known failures from its config and local weights. Starts nothing.
-
 
 # Prompt tokens that take as long as a decode step, rounded down: 2.4 and 8 (135M and 270M, 2 cores, 2026).
 PROMPT_PER_STEP = 2
@@ -375,22 +145,24 @@ class Forecast:
     @property
     def failures(self) -> list[str]:
         """All reasons why the cell cannot work."""
-        reasons = [*(each.reason for each in self.broken), self.over_budget, self.too_deep]
+        reasons = [*(limit.reason for limit in self.broken), self.over_budget, self.too_deep]
         reasons += [None if self.too_deep else self.no_room, str(self.lacks) if self.lacks else None]
         return list(dict.fromkeys(reason for reason in reasons if reason))
 
     @property
     def refusal(self) -> str | None:
         """Why the cell must not be started, with the error of its library; None if it may be."""
-        refusing = [each for each in self.broken if each.refuses]
+        refusing = [limit for limit in self.broken if limit.refuses]
         reasons = [b.reason if b.reason == b.message else f"{b.reason} ({b.message})" for b in refusing]
-        return "; ".join([*reasons, *(each for each in (self.over_budget, self.too_deep) if each)]) or None
+        return (
+            "; ".join([*reasons, *(reason for reason in (self.over_budget, self.too_deep) if reason)]) or None
+        )
 
 
 def device_of(experiment: Experiment) -> Device:
     """The device on this machine; if its GPU is absent, the known properties of the one the config names."""
-    found = _device(experiment)
-    return found if found.free_bytes is not None else found.reserving(experiment.protocol.reserved)
+    device = _device(experiment)
+    return device if device.free_bytes is not None else device.reserving(experiment.protocol.reserved)
 
 
 def host() -> Device:
@@ -433,13 +205,13 @@ def _named(family: str, gpu: str | None) -> Device:
     if gpu is None or family != "cuda":
         return Device(family, "the GPU", None)
     try:
-        known = [m for m in names.machines(gpu).values() if m.compute_capability]
+        gpus = [m for m in names.machines(gpu).values() if m.compute_capability]
     except NotUnderstood:
         part = gpu.lower().removeprefix("nvidia ")
-        known = [m for m in MACHINES.values() if m.compute_capability and part in m.name.lower()]
-    if not known:
+        gpus = [m for m in MACHINES.values() if m.compute_capability and part in m.name.lower()]
+    if not gpus:
         return Device(family, f"the {gpu}", None)
-    least = min(known, key=lambda each: each.memory_bytes)
+    least = min(gpus, key=lambda known_gpu: known_gpu.memory_bytes)
     return Device(
         family,
         f"the {gpu}",

@@ -10,8 +10,8 @@ from typing import NamedTuple
 
 from harness.base.nvml import UUIDS
 from harness.campaign.worker_memory import vram_reader
-from harness.machine import host
-from harness.machine.host import free_memory_bytes
+from harness.machine.cgroups import free_memory_bytes
+from harness.machine.memory_spill import swap_here
 
 MARGIN = 0.1  # of a machine's free memory, left to other processes if no budget is set
 GIVEN_BACK_S = 30.0  # a driver clears gigabytes of freed memory before it is free
@@ -31,7 +31,7 @@ class DeviceLost(RuntimeError):
 class MemoryHeadroom:
     """`limit_bytes`: memory the search may use; `stated`: whether the config sets it (else it is what was
     free). `held_bytes`: in use on the device before the search. `may_spill`: why device memory may spill into
-    system memory; null if it cannot. `free`: reads the bytes that are free now."""
+    system memory; None if it cannot. `free`: reads the bytes that are free now."""
 
     limit_bytes: int
     stated: bool
@@ -63,11 +63,11 @@ def headroom_on(device_id: str, family: str, budget_bytes: int | None) -> Iterat
         yield MemoryHeadroom(limit, budget_bytes is not None, 0, None, free_memory_bytes)
         return
     if not device_id.startswith(UUIDS):
-        raise NoHeadroom(host.swap_here(family) or f"free memory of a {family} device cannot be read")
+        raise NoHeadroom(swap_here(family) or f"free memory of a {family} device cannot be read")
     with contextlib.ExitStack() as opened:
         read = _reader(device_id, opened)
         limit = _steady(lambda: read().free)
-        yield MemoryHeadroom(limit, False, read().used, host.swap_here(family), lambda: read().free)
+        yield MemoryHeadroom(limit, False, read().used, swap_here(family), lambda: read().free)
 
 
 class _Memory(NamedTuple):

@@ -1,96 +1,28 @@
-"""Other processes on this machine: the lock that keeps campaigns apart, and who uses the CPUs."""
+"""Wait until the CPUs are idle before a disturbed repeat is retried, and find the process that used them.
+
+Never runs during a timed section.
+"""
 
 from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
-from typing import BinaryIO
 
 import psutil
 
 from harness.analysis.disturbances import BusyProcess
-from harness.base import files, system
-from harness.base.files import NotFinished, cache_folder, made, open_regular
-from harness.machine.doctor.cpu import BUSY_SHARE, busy_share
+from harness.machine.cpu_times import BUSY_SHARE, busy_share
 from harness.records.measured import WaitedForQuiet
-
-# Allow one campaign on a device at a time: one of this cache, and one of all users of this machine.
-
-
-class DeviceBusy(NotFinished):
-    """Another campaign is measuring on this device."""
-
-
-@contextmanager
-def device_lock(
-    device_id: str, wait: bool, say: Callable[[str], None], measures: bool = True
-) -> Iterator[None]:
-    """Lock the device until the block ends or the process dies. If it is taken: waits, or raises DeviceBusy.
-
-    `measures`: false for what no other process can disturb, and that disturbs none: then it is locked only
-    for campaigns of the same cache. Raises CacheError, LockError when a lock file cannot be used.
-    """
-    made(_path(device_id).parent)
-    with ExitStack() as held:
-        _hold(held.enter_context(files.opened(_path(device_id))), device_id, wait, say)
-        if measures:
-            _hold(held.enter_context(files.opened(_shared_path(device_id), 0o666)), device_id, wait, say)
-        yield
-
-
-def _hold(lock: BinaryIO, device_id: str, wait: bool, say: Callable[[str], None]) -> None:
-    try:
-        system.lock(lock)
-    except OSError:
-        written = lock.read(20)  # maybe by another user: anything
-        holder = written.decode() if written.isdigit() else "unknown"
-        if not wait:
-            raise DeviceBusy(
-                f"another campaign (process {holder}) is measuring on {device_id}; use --wait to wait for it"
-            ) from None
-        say(f"waiting for another campaign (process {holder}) on {device_id}")
-        system.lock(lock, wait=True)
-    lock.seek(0)
-    lock.truncate()
-    lock.write(str(os.getpid()).encode())
-    lock.flush()
-
-
-def is_busy(device_id: str) -> bool:
-    """Whether a campaign is measuring on the device now. Creates no file. Raises CacheError, LockError."""
-    for path in (_path(device_id), _shared_path(device_id)):
-        try:
-            with open_regular(path) as lock:
-                system.lock(lock, shared=True)
-        except FileNotFoundError:
-            continue
-        except OSError:
-            return True
-    return False
-
-
-def _path(device_id: str) -> Path:
-    return cache_folder() / "locks" / f"{device_id.replace(':', '-')}.lock"
-
-
-def _shared_path(device_id: str) -> Path:
-    return files.shared_folder() / f"harness-{_path(device_id).name}"
-
-
-# Wait until the CPUs are idle before a disturbed repeat is retried, and find the process that used them.
-# Never runs during a timed section.
-
 
 AT_MOST_S = 30.0
 LOOK_S = 0.5  # 50 ticks a CPU of the clock that counts CPU time
 
 
 def busy_now(look_s: float = LOOK_S) -> float | None:
-    """The share of the CPUs that all processes use; null if it cannot be read."""
+    """The share of the CPUs that all processes use; None if it cannot be read."""
     before = psutil.cpu_times()._asdict()
     time.sleep(look_s)
     return busy_share(before, psutil.cpu_times()._asdict())
@@ -98,7 +30,7 @@ def busy_now(look_s: float = LOOK_S) -> float | None:
 
 def wait_until_quiet(say: Callable[[str], None], at_most_s: float, look_s: float = LOOK_S) -> WaitedForQuiet:
     """Wait until the CPUs are idle over one sample, or `at_most_s` has passed. Returns `waited_s`, and
-    `busy_share`, the CPU share used by others in the last sample (null if it cannot be read)."""
+    `busy_share`, the CPU share used by others in the last sample (None if it cannot be read)."""
     began, announced = time.monotonic(), False
     while True:
         share = busy_now(look_s)
@@ -163,7 +95,7 @@ class Disturbers:
             self._cpu_s[key] = self._cpu_s.get(key, 0.0) + cpu_s - before.cpu_s.get(key, 0.0)
 
     def busiest(self) -> BusyProcess | None:
-        """The process that used the most CPU time; null if nothing was disturbed or no process is visible."""
+        """The process that used the most CPU time; None if nothing was disturbed or no process is visible."""
         if not self._cpu_s or self._seconds <= 0:
             return None
         key = max(self._cpu_s, key=lambda each: self._cpu_s[each])

@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-import json
-import os
-import signal
-import subprocess
-import sys
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
-from harness.base import bounds
-from harness.base.text import for_workers, plural
+from harness.base.text import plural
 from harness.campaign.repeat import NotReady
+from harness.campaign.tokenized_text import Tokenized, tokenized
 from harness.campaign.worker import Facts
 from harness.config.plan import Cell
-from harness.models import limited_tokenizer
 from harness.models.locate import Ready, WeightsError
 from harness.records import Record
 from harness.stacks import build
@@ -35,42 +29,6 @@ FAKE_VOCABULARY = 512  # for a stack that loads no weights
 
 class NoVocabulary(NotReady):
     """A text has no token ids: llama.cpp does not read the vocabulary of a GGUF."""
-
-
-# A text, by a checkpoint's own tokenizer.json.
-
-
-@dataclass(frozen=True)
-class Tokenized:
-    """Ids of a text, without special tokens. `bos`: the id that the tokenizer puts in front of a text (the
-    beginning of a sequence); null: none."""
-
-    ids: list[int]
-    bos: int | None
-
-
-def tokenized(path: Path, text: str, count: int) -> Tokenized:
-    """The first `count` ids, or all if they are fewer; without padding and truncation.
-
-    In a process with limits: a small file can demand any memory and time. Raises WeightsError.
-    """
-    if not path.is_file():  # a pipe would be waited for
-        raise WeightsError(f"{path}: is not a regular file")
-    limits = [str(bounds.TOKENIZER_BYTES), str(bounds.TOKENIZER_S)]
-    command = [sys.executable, "-I", limited_tokenizer.__file__, str(path), str(count), *limits]
-    variables = for_workers(os.environ) | {"TOKENIZERS_PARALLELISM": "false"}
-    ran = subprocess.run(command, input=text.encode(), capture_output=True, env=variables)
-    if ran.returncode:
-        by = signal.Signals(-ran.returncode).name if ran.returncode < 0 else f"exit code {ran.returncode}"
-        most = f"{bounds.TOKENIZER_BYTES / 1e9:.1f} GB of memory and {bounds.TOKENIZER_S} s of CPU time"
-        raise WeightsError(f"{path}: its tokenizer ended with {by}; it may take {most}")
-    answer = json.loads(ran.stdout)
-    if "error" in answer:
-        raise WeightsError(f"{path}: {answer['error']}")
-    return Tokenized(answer["ids"], answer["bos"])
-
-
-# The prompts of cells, and the ids of texts by any weights.
 
 
 class Prompts:
@@ -143,18 +101,18 @@ class Prompts:
                 if answer["ids"] is None:
                     why = f"{source}: llama.cpp does not read its vocabulary, so a text has no token ids"
                     raise NoVocabulary("refused", why)
-                found = Tokenized(list(answer["ids"])[:count], answer["bos"])
+                tokens = Tokenized(list(answer["ids"])[:count], answer["bos"])
             else:
-                found = tokenized(source, text, count)
+                tokens = tokenized(source, text, count)
         except WeightsError as failure:
             raise NotReady("error", f"{ready.path}: cannot tokenize: {failure}") from failure
         except NotReady as failure:  # a stack that another one does this for runs without it
             raise NoVocabulary(failure.outcome, str(failure)) if cell.header.jobs_of else failure from None
-        largest = max([*found.ids, found.bos or 0])
+        largest = max([*tokens.ids, tokens.bos or 0])
         if ready.vocab_size is not None and largest >= ready.vocab_size:
             reason = f"its tokenizer returns id {largest}, but the model has {ready.vocab_size}"
             raise NotReady("error", f"{source}: {reason}")
-        return found
+        return tokens
 
 
 def _has_helper(cell: Cell) -> bool:

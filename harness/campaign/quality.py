@@ -14,20 +14,15 @@ from pathlib import Path
 from harness.analysis import quality as analysis_quality
 from harness.analysis.quality import Scores
 from harness.base.files import CacheError, NotFinished
-from harness.campaign import forecast, reference_scores, scoring
-from harness.campaign.forecast import made_of
+from harness.campaign import forecast, reference_files, reference_scores, scored_records
+from harness.campaign.loaded_model import made_of
+from harness.campaign.opening import Campaign
 from harness.campaign.quality_text import Text, TextError, Tokens, read, tokens_of
-from harness.campaign.reference_scores import (
-    BadReference,
-    GivenReference,
-    KeptReference,
-    Origin,
-    TooLarge,
-    Writer,
-)
+from harness.campaign.reference_files import BadReference, GivenReference, Origin
+from harness.campaign.reference_scores import KeptReference, TooLarge, Writer
 from harness.campaign.repeat import Inputs, NotReady
-from harness.campaign.rounds import Campaign
-from harness.campaign.scoring import Logits, LogitsJob, NoLogits, Passage, Purpose
+from harness.campaign.scored_records import Purpose
+from harness.campaign.scoring import Logits, LogitsJob, NoLogits, Passage
 from harness.campaign.weights_reference import NoReference, Reference, free_bytes
 from harness.campaign.worker import Facts
 from harness.config import Quality, Variant
@@ -142,7 +137,7 @@ class _Comparison:
         reference = {"file": self._given.identity} if self._given else self._reference.identity
         asked = {"method": METHOD, "text": self._text.sha256, "reference": reference}
         result: kinds.Quality = {"asked": asked}
-        if kept := scoring.earlier(campaign, cell, QUALITY, result):
+        if kept := scored_records.earlier(campaign, cell, QUALITY, result):
             say(f"{cell.title} has already been scored")
             return kept
         say(f"scoring {cell.title}")
@@ -153,7 +148,7 @@ class _Comparison:
             except _NotFinite as where:
                 result["not_finite"] = {"window": where.window, "position": where.position}
 
-        return scoring.recorded(campaign, cell, QUALITY, result, compare)
+        return scored_records.recorded(campaign, cell, QUALITY, result, compare)
 
     def _compare(self, job: LogitsJob, result: kinds.Quality) -> None:
         """Score the windows, and add the result. Raises NoLogits, NotReady, _NotFinite."""
@@ -315,7 +310,7 @@ class _Comparison:
         except (NoReference, NoLogits, NotReady) as failure:
             raise NotExported(str(failure)) from failure
         assert weights is not None  # it has run
-        reference_scores.write_reference(path, reference, self._origin, self._cells[0].model.name, weights)
+        reference_files.write_reference(path, reference, self._origin, self._cells[0].model.name, weights)
 
 
 def _as_checkpoint(cell: Cell) -> Cell:

@@ -85,13 +85,13 @@ def tokens_of(cell: Cell, inputs: Inputs, preparation: Preparation, workload: Qu
     Raises NotReady."""
     assert inputs.weights is not None
     windows = workload.windows()
-    found = preparation.prompts.tokenized(cell, inputs.weights, text.content, 1 << 62)
-    bos = [found.bos] if workload.bos and found.bos is not None else []
-    ids = bos + found.ids
+    tokens = preparation.prompts.tokenized(cell, inputs.weights, text.content, 1 << 62)
+    bos = [tokens.bos] if workload.bos and tokens.bos is not None else []
+    ids = bos + tokens.ids
     if len(ids) < (needed := max(end for _, end in windows)):
         fits = workload.fitting(len(ids))
         hint = f"chunks: {fits} would fit" if fits else "give a longer text, or shorter windows"
         needs = f"{workload.chunks} windows of {workload.holds} tokens need {needed:,}"
         raise NotReady("refused", f"{text.path}: has {len(ids):,} tokens, and {needs}; {hint}")
     of_windows = [bos + ids[first + len(bos) : end] for first, end in windows]
-    return Tokens(of_windows, bos[0] if bos else None, len(found.ids))
+    return Tokens(of_windows, bos[0] if bos else None, len(tokens.ids))

@@ -2,51 +2,33 @@
 
 from __future__ import annotations
 
-import ast
-import hashlib
-import subprocess
-import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
-from typing_extensions import NotRequired, TypedDict
-
-import harness
-from harness import machine, records
+from harness import records
 from harness.analysis import gpu_sharing, sensors, throttling
-from harness.analysis.identity import SERVER
 from harness.base.nvml import UUIDS
-from harness.base.text import recorded, redacted
-from harness.campaign import worker
+from harness.base.variables import recorded
+from harness.campaign import worker, worker_life
 from harness.campaign.forecast import Forecast
+from harness.campaign.memory_limit import MemoryLimit
 from harness.campaign.other_processes import cpu_time
-from harness.campaign.worker_memory import MemoryLimit, pressure
-from harness.config import Experiment
+from harness.campaign.worker_memory import pressure
 from harness.config.plan import Cell
-from harness.config.variants import weights_of
-from harness.machine import ProbeError
-from harness.machine.probes import MatrixRate
 from harness.machine.sensor_values import GPU_OTHERS, GPU_OTHERS_COLUMN
 from harness.machine.sensors import SensorSampler
-from harness.models import gguf_keys
 from harness.models.engine_files import EngineFiles
 from harness.models.locate import Ready
 from harness.records import Draft, ResultsError, Running, Stored, TokenTimes, measured, parts
 from harness.records.kinds import UntimedEnd
 from harness.records.parts import plain
 from harness.stacks.adopted import Interpreter
-from harness.stacks.build import key_of
-from harness.stacks.header import Value, runners_folder, stacks
-from harness.theory import floors
-from harness.theory.decoder import dense_fields
+from harness.stacks.header import Value
 from runners.protocol import Died, Done, Event, Failed, Loaded, Phase, Request, Rows, Tokens
-
-# Measure one repeat of one cell in one worker process, and write its outcome as one record.
-
 
 _Counter = TypeVar("_Counter", int, float)
 # Facts that the Done event of a decode must have, because the verdicts read them.
@@ -91,7 +73,7 @@ class Inputs:
     context_file: Path | None = None
     """For the filled context of a workload that keeps it."""
     engine_files: EngineFiles | None = None
-    """Made of the weights; null: the stack loads the weights themselves."""
+    """Made of the weights; None: the stack loads the weights themselves."""
 
     @property
     def loaded_from(self) -> Path | None:
@@ -101,7 +83,7 @@ class Inputs:
 
     @property
     def nvml_uuid(self) -> str | None:
-        """The device's NVML UUID; null for a CPU or a GPU that is not NVIDIA's."""
+        """The device's NVML UUID; None for a CPU or a GPU that is not NVIDIA's."""
         return self.device_id if self.device_id.startswith(UUIDS) else None
 
     def request(
@@ -135,7 +117,7 @@ def measure(folder: Path, cell: Cell, begun: Draft, inputs: Inputs, shown: Shown
     running = records.begin(folder / cell.model.name / cell.id, begun)
     memory_limit = None if cell.budget_bytes is None else MemoryLimit(cell.budget_bytes)
     report = WorkerReport(memory_limit)
-    job = worker.Job(
+    job = worker_life.Job(
         request,
         inputs.interpreter,
         running.folder,
@@ -149,7 +131,7 @@ def measure(folder: Path, cell: Cell, begun: Draft, inputs: Inputs, shown: Shown
         keep=running.events,
     )
     try:
-        seen = worker.run(job, lambda event: report.add(event, shown))
+        seen = worker_life.run(job, lambda event: report.add(event, shown))
     except OSError as refusal:
         if refusal.errno in records.FULL:
             raise ResultsError(f"cannot write results to {running.folder}: {refusal.strerror}") from refusal
@@ -267,7 +249,7 @@ def _sensor_record(
 
 
 def _done_error(facts: Any) -> str | None:
-    """What is wrong with the facts of a decode's Done event, as a clause; null if they are valid."""
+    """What is wrong with the facts of a decode's Done event, as a clause; None if they are valid."""
     if missing := DONE_FACTS - facts.keys():
         return f"Done without {', '.join(sorted(missing))}"
     if not isinstance(facts["counters"], dict) or not isinstance(facts["facts_after"], dict):
@@ -278,7 +260,7 @@ def _done_error(facts: Any) -> str | None:
 
 
 def _after_load(marks: list[measured.Mark]) -> measured.Memory:
-    """RSS and VRAM right after the model was loaded; null if it was not."""
+    """RSS and VRAM right after the model was loaded; None if it was not."""
     loaded = next((each for each in marks if each["at"] == "loaded"), None)
     anon, files = (loaded["rss_anon_bytes"], loaded["rss_file_bytes"]) if loaded else (None, None)
     rss = None if anon is None or files is None else anon + files
@@ -351,7 +333,7 @@ class WorkerReport:
         return self.ended.reason if isinstance(self.ended, (Failed, Died)) else None
 
     def done(self) -> measured.EndFacts | None:
-        """The facts of Done; null without it. Of the facts read again after the run, only those that changed
+        """The facts of Done; None without it. Of the facts read again after the run, only those that changed
         are kept; of the device's token times, only their number (the series has the times)."""
         if not isinstance(self.ended, Done):
             return None
@@ -365,304 +347,12 @@ class WorkerReport:
         return changed
 
     def _device_ns(self) -> list[int] | None:
-        """Each token's time by the device's clock; null if the stack reports none."""
+        """Each token's time by the device's clock; None if the stack reports none."""
         return self.ended.facts["counters"].get("device_ns") if isinstance(self.ended, Done) else None
 
     def times(self, prompt_tokens: int) -> TokenTimes:
         return TokenTimes.of_events(self.tokens, prompt_tokens, self._device_ns())
 
     def timed(self, times: TokenTimes) -> sensors.Timed | None:
-        """The timed section, to select sensor samples; null if it did not finish."""
+        """The timed section, to select sensor samples; None if it did not finish."""
         return sensors.timed(plain(self.ended.facts) if isinstance(self.ended, Done) else None, times)
-
-
-# The part of a record that is not a measurement: everything needed to repeat the run.
-
-
-class Shared(TypedDict):
-    """Fields that every record of a campaign has: config as given, resolved protocol, machine, harness."""
-
-    campaign: parts.Campaign
-    protocol: Any
-    harness: parts.Version
-    machine: parts.Machine
-    doctor: NotRequired[list[parts.Finding]]
-
-
-class Requested(TypedDict):
-    """The requested cell and repeat, and the machine's conditions at the start."""
-
-    kind: str
-    cell: str
-    repeat: int
-    content_key: str
-    started_utc: str
-    stack: str
-    variant: str
-    asked: parts.Asked
-    model: parts.Model
-    workload: parts.Workload
-    conditions: parts.Conditions | None
-
-
-def campaign_fields(experiment: Experiment, config_path: Path, command_line: Sequence[str]) -> Shared:
-    return {
-        "campaign": {
-            "id": utc_now(),
-            "name": experiment.name,
-            "config_path": str(config_path.absolute()),
-            "config": experiment.source,
-            "command_line": [redacted(word) for word in command_line],
-        },
-        "protocol": experiment.protocol.model_dump(mode="json"),
-        "harness": {"version": harness.__version__, "git_commit": git_commit()},
-        "machine": plain(machine.facts()),
-    }
-
-
-def repeat_fields(cell: Cell, repeat: int, content_key: str, device: str, gpu: str | None) -> Requested:
-    source = weights_of(cell.model, cell.variant) or cell.model.weights
-    model: parts.Model = {
-        "name": cell.model.name,
-        "shape": plain(dense_fields(cell.model.made)),
-        "weights": plain(source.model_dump(mode="json")),
-    }
-    if cell.model.described and cell.model.described.config:
-        model["config"] = cell.model.described.config
-    workload = cell.workload.model_dump(mode="json") | {"new_tokens": cell.workload.new_tokens}
-    return {
-        "kind": "measured",
-        "cell": cell.id,
-        "repeat": repeat,
-        "content_key": content_key,
-        "started_utc": utc_now(),
-        "stack": cell.variant.stack,
-        "variant": cell.variant.name,
-        "asked": {"options": cell.variant.options, "device": device, "gpu": gpu},
-        "model": model,
-        "workload": plain(workload),
-        "conditions": plain(machine.conditions()),
-    }
-
-
-def add_inputs(begun: Draft, cell: Cell, inputs: Inputs) -> None:
-    """Add what is known once a cell is ready: resolved options, prompt, environment, and the weights."""
-    if inputs.weights is not None:
-        begun["model"]["weights"].update(weights_facts(inputs.weights))
-    if made := inputs.engine_files:
-        begun["model"]["weights"]["made"] = {"bytes": made.bytes, "digest": made.digest}
-    begun["options"] = dict(inputs.options)
-    is_client = cell.weights_format == "served"
-    begun["device"] = SERVER if is_client and inputs.device_id == "cpu" else inputs.device_id
-    begun["threads"] = inputs.threads
-    begun["workload"].update({"prompt": inputs.prompt, "prompt_source": inputs.prompt_source})
-    begun["environment"] = environment_facts(cell, inputs.interpreter)
-
-
-def weights_facts(ready: Ready) -> Any:
-    """Weights by their headers (`revision`: the commit on the hub that the requested branch or tag stood
-    for)."""
-    facts: Any = {
-        "file": str(ready.path),
-        "format": ready.format,
-        "fingerprint": ready.fingerprint,
-        "architecture": ready.architecture,
-        "synthetic": ready.synthetic,
-        "quant": ready.quant,
-        "revision": ready.revision,
-        "header": ready.sizes,
-        "attention": ready.attention,
-        "decoder": floors.decoder_facts(ready.not_dense) if ready.not_dense else None,
-        "packing": asdict(ready.packing) if ready.packing else None,
-        "shards": ready.shards,
-        "file_bytes": ready.file_bytes,
-    }
-    if ready.header and (off := gguf_keys.yarn_difference(ready.header.metadata)):
-        facts["yarn_difference"] = off
-    return facts
-
-
-def environment_facts(cell: Cell, interpreter: Interpreter) -> parts.Environment:
-    """How an environment was built; of an adopted interpreter, the differences from the pins. The
-    interpreter's path is private, and left out."""
-    made = interpreter.environment
-    found: parts.Environment = {
-        "name": made.name,
-        "lock": list(interpreter.lock),
-        "runner": source_digest(cell.variant.stack),
-    }
-    if adopted := interpreter.adopted:
-        found["adopted"] = {"python": adopted.python_version, "pins_not_met": list(adopted.pins_not_met)}
-    else:
-        found |= {"key": key_of(made), "variables": made.variables, "toolkit": made.toolkit or None}
-    return found
-
-
-def git_commit() -> str | None:
-    """The harness's git commit, with `+` if files differ from it; null if it is not a git checkout."""
-    root = Path(__file__).resolve().parent.parent.parent
-
-    def git(*words: str) -> str:
-        command = ["git", "-C", str(root), *words]
-        return subprocess.run(command, capture_output=True, text=True, check=True).stdout
-
-    try:
-        if Path(git("rev-parse", "--show-toplevel").rstrip("\n")) != root:
-            return None  # installed inside another project's checkout
-        return git("rev-parse", "HEAD").strip() + ("+" if git("status", "--porcelain") else "")
-    except (OSError, subprocess.CalledProcessError):
-        return None
-
-
-def source_digest(stack: str) -> str:
-    """Hash of the runner's source and of the runner modules it imports: the code that measured."""
-    folder, sources = runners_folder(), dict[Path, str]()
-    todo = [folder / "worker.py", folder / "stacks" / f"{stack}.py"]
-    while todo:
-        path = todo.pop()
-        if path not in sources:
-            sources[path] = path.read_text(encoding="utf-8")
-            todo += [each for each in _imported_runners(folder, sources[path]) if each.is_file()]
-    digest = hashlib.sha256("".join(sources[path] for path in sorted(sources)).encode())
-    return digest.hexdigest()[:12]
-
-
-def _imported_runners(folder: Path, source: str) -> Iterator[Path]:
-    """Where the modules of runners/ would be that a source imports, or imports names of."""
-    for node in ast.walk(ast.parse(source)):
-        if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "runners":
-            parts = str(node.module).split(".")[1:]
-            for name in ("", *(each.name for each in node.names)):
-                yield folder.joinpath(*parts, *[name] * bool(name)).with_suffix(".py")
-
-
-def utc_now() -> str:
-    return datetime.now(timezone.utc).isoformat()
-
-
-# Measure the device's peak between cells: read bandwidth, and the matrix rate (FLOP/s) once.
-#
-# NumPy and the C library measure a CPU; a stack's own kernels measure a GPU, under the stack's interpreter.
-# If a probe fails, the campaign reports it and continues without.
-
-
-PROBE_EVERY_S = 60.0  # a probe takes a second on a CPU, five through a stack
-STACK_TIMEOUT_S = 120.0
-
-Say = Callable[[str], None]
-
-
-class Probes:
-    """The probes of one campaign: one before each round of repeats, and one a minute."""
-
-    def __init__(self, ready: Iterable[object], say: Say, bandwidth: bool, matrix: bool) -> None:
-        """`ready`: the Inputs of the cells that are ready; anything else is ignored."""
-        cells = [each for each in ready if isinstance(each, Inputs)]
-        self._device_id = cells[0].device_id if cells else None
-        self._threads = max((cell.threads for cell in cells), default=0)
-        self._stacks = measuring(cell.interpreter for cell in cells)
-        self._say, self._wants_bandwidth, self._wants_matrix = say, bandwidth, matrix
-        self._taken: list[measured.BandwidthProbe] = []
-        self._matrix: measured.MatrixProbe | None = None
-        self._round, self._at = 0, 0.0
-
-    def so_far(self, repeat: int) -> tuple[list[measured.BandwidthProbe], measured.MatrixProbe | None]:
-        """Run the probes that are due. Returns all results so far."""
-        due = repeat != self._round or time.monotonic() > self._at + PROBE_EVERY_S
-        if self._device_id is not None and due and (self._wants_bandwidth or self._wants_matrix):
-            if self._device_id == "cpu":
-                self._of_cpu()
-            else:
-                self._of_gpu(self._device_id)
-            self._wants_matrix = False  # once, before the first repeat
-            self._round, self._at = repeat, time.monotonic()
-        return list(self._taken), self._matrix
-
-    def _of_cpu(self) -> None:
-        try:
-            if self._wants_bandwidth:
-                self._taken.append(plain(machine.read_bandwidth(self._threads)))
-        except ProbeError as failure:
-            self._say(f"probe failed: {failure}")
-        try:
-            if self._wants_matrix:
-                self._matrix = plain(cpu_matrix_rate(self._threads, self._stacks, self._say))
-        except ProbeError as failure:
-            self._say(f"probe failed: {failure}")
-
-    def _of_gpu(self, device_id: str) -> None:
-        for interpreter in tuple(self._stacks):
-            measures = ["read"] * self._wants_bandwidth + ["matrix"] * self._wants_matrix
-            try:
-                rates = through_stack(interpreter, device_id, self._threads, measures)
-            except ProbeError as failure:
-                self._say(f"probe failed: {failure}")
-                self._stacks.remove(interpreter)  # it would fail again
-                continue
-            if self._wants_bandwidth:
-                self._taken.append(rates["read"])
-            if self._wants_matrix:
-                self._matrix = rates["matrix"]
-            return
-
-
-class NotMeasured(ProbeError):
-    """The stack's probe measures no such thing."""
-
-
-def measuring(interpreters: Iterable[Interpreter]) -> list[Interpreter]:
-    """One interpreter per stack, by name; without stacks that have no kernels to run: no dependencies, or
-    another stack that does their jobs."""
-    found = {each.environment.stack: each for each in interpreters if each.environment.dependencies}
-    return [found[stack] for stack in sorted(found) if not stacks()[stack].jobs_of]
-
-
-def cpu_matrix_rate(threads: int, built: Sequence[Interpreter], say: Say) -> MatrixRate:
-    """The fastest matrix product of NumPy and the stacks. A stack may be far faster (on one CPU OpenBLAS's
-    float32 gave 250 GFLOP/s, ggml's f16 400, its repacked q4_0 585), and no MFU should exceed 100%.
-
-    Raises ProbeError if NumPy fails; the failure of a stack is only reported.
-    """
-    probe = machine.matrix_rate(threads)
-    torches: set[str] = set()  # stacks with the same torch have the same kernels
-    for interpreter in built:
-        if torches.intersection(interpreter.lock):
-            continue
-        try:
-            matrix = through_stack(interpreter, "cpu", threads, ["matrix"])["matrix"]
-        except NotMeasured:
-            continue
-        except ProbeError as failure:
-            say(f"probe failed: {failure}")
-            continue
-        probe["kernels"] |= matrix["kernels"]
-        torches |= {version for version in interpreter.lock if version.startswith("torch==")}
-    fastest = max(probe["kernels"], key=lambda name: float(probe["kernels"][name]))
-    return probe | {"kernel": fastest, "flops_per_s": probe["kernels"][fastest]}
-
-
-def through_stack(
-    interpreter: Interpreter, device_id: str, threads: int, measures: Sequence[str]
-) -> Mapping[str, Any]:
-    """Run a stack's `probe` job. `measures`: `read`, `matrix`, or both. Returns the result of each.
-
-    Raises ProbeError.
-    """
-    stack = interpreter.environment.stack
-    if device_id == "cpu":
-        machine.check_quota(threads, "the CPU")
-    options = {"measure": list(measures), "threads": threads}
-    request = Request("probe", stack, device_id, {"name": "none", "path": None}, options)
-    with tempfile.TemporaryDirectory(prefix="harness-probe-") as folder:
-        try:
-            job = worker.run_job(request, interpreter, Path(folder), STACK_TIMEOUT_S, threads)
-            facts = worker.facts_of(job)
-        except (worker.JobFailed, OSError) as failure:
-            kind = NotMeasured if "has no job" in str(failure) else ProbeError
-            raise kind(f"{device_id} could not be measured by {stack}: {failure}") from failure
-    if missing := [part for part in measures if part not in facts]:
-        raise NotMeasured(
-            f"{device_id} could not be measured by {stack}: its probe did not return {missing[0]}"
-        )
-    shared = {"threads": facts.get("threads"), "stack": stack}
-    return {part: facts[part] | shared for part in measures}

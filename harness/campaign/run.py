@@ -9,20 +9,18 @@ from harness.analysis import agreement
 from harness.analysis.verdicts import USABLE, status
 from harness.base.files import CacheError
 from harness.base.text import plural
-from harness.campaign import max_context, reference_scores, repeat, rounds, weights_check
-from harness.campaign import quality as campaign_quality
-from harness.campaign.other_processes import DeviceBusy
-from harness.campaign.repeat import Inputs, NotReady
-from harness.campaign.rounds import (
-    AttemptRunner,
-    Campaign,
-    RunOptions,
-    Stopped,
-    Watcher,
-    examined,
-    opened,
-    stopping,
+from harness.campaign import (
+    max_context,
+    provenance,
+    reference_files,
+    rounds,
+    weights_check,
 )
+from harness.campaign import quality as campaign_quality
+from harness.campaign.attempts import AttemptRunner
+from harness.campaign.device_lock import DeviceBusy
+from harness.campaign.opening import Campaign, RunOptions, Stopped, Watcher, examined, opened, stopping
+from harness.campaign.repeat import Inputs, NotReady
 from harness.campaign.weight_files import WeightFiles
 from harness.config import Experiment, plan
 from harness.config.plan import Cell
@@ -42,7 +40,7 @@ def run(experiment: Experiment, cells: Sequence[Cell], options: RunOptions, watc
     KeyboardInterrupt (after the record of the current repeat is written).
     """
     protocol, texts = experiment.protocol, campaign_quality.texts_of(cells)
-    given = reference_scores.GivenReference(options.reference) if options.reference else None
+    given = reference_files.GivenReference(options.reference) if options.reference else None
     with opened(experiment, cells, options, watcher) as campaign:
         keys, preparation = campaign.keys, campaign.preparation
         timed = [cell for cell in cells if not cell.searches and not cell.scores]
@@ -106,7 +104,7 @@ def _searched(campaign: Campaign, cell: Cell) -> Stored:
         refused = refused or NotReady("refused", "this machine has no way to limit the memory of a worker")
     inputs, begun = refused or campaign.inputs(cell), campaign.begun(cell, kind="searched")
     if isinstance(inputs, Inputs):
-        repeat.add_inputs(begun, cell, inputs)
+        provenance.add_inputs(begun, cell, inputs)
     with stopping(f"at {cell.id}"):
         stored = max_context.find(cell, inputs, begun, campaign, before if was == "interrupted" else None)
     watcher.search_ends(stored)
@@ -114,7 +112,7 @@ def _searched(campaign: Campaign, cell: Cell) -> Stored:
 
 
 def _kept(campaign: Campaign, cell: Cell) -> Stored | None:
-    """The earlier search, if it is still valid; null: search the cell now."""
+    """The earlier search, if it is still valid; None: search the cell now."""
     options, before = campaign.options, campaign.searches.get(campaign.keys[cell.id])
     was = status(before.record)[0] if before else None
     return before if before and plan.is_done(was, options.fresh, options.retry_failed) else None

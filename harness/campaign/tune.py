@@ -10,18 +10,10 @@ from harness.analysis.figures import Figure
 from harness.analysis.racing import DEFAULTS, Search, Setting, options_label
 from harness.analysis.verdicts import USABLE
 from harness.campaign import rounds
+from harness.campaign.attempts import AttemptRunner
+from harness.campaign.opening import Campaign, RunOptions, Watcher, examined, locked, preparation_of, prepared
 from harness.campaign.prepare import Preparation
-from harness.campaign.rounds import (
-    AttemptRunner,
-    Campaign,
-    Due,
-    RunOptions,
-    Watcher,
-    examined,
-    locked,
-    preparation_of,
-    prepared,
-)
+from harness.campaign.rounds import Due
 from harness.config import Experiment, Model, Variant, Workload, plan
 from harness.config.plan import Cell
 from harness.config.variants import varied
@@ -60,7 +52,7 @@ class Tuned:
 @dataclass(frozen=True)
 class Outcome:
     """`reasons`: by setting, why its last repeat without a figure has none. `weights`: the file or folder
-    that was loaded; null: none."""
+    that was loaded; None: none."""
 
     reasons: Mapping[Setting, str]
     weights: str | None
@@ -136,22 +128,22 @@ class _Rounds:
         return self._attempts[due.cell.id].measure(due, place, of, where)
 
     def _costs(self, stored: Sequence[Stored]) -> tuple[dict[Setting, float | None], set[Setting]]:
-        """Costs by setting, null where the repeat has no valid figure; and settings that failed by their own
+        """Costs by setting, None where the repeat has no valid figure; and settings that failed by their own
         fault. Reasons are kept for both."""
         gathered, metric = load_study(stored), self._tuned.metric
-        found: dict[Setting, float | None] = {}
+        costs: dict[Setting, float | None] = {}
         failed = set()
         for row, each in zip(gathered.repeats, gathered.stored, strict=True):
             setting = self._settings[row["cell"]]
             counts = _counts(row["status"], row["reasons"], each.record, self._tuned.busy)
             value = metric.value(row) if counts else None
-            found[setting] = None if value is None else metric.cost(value)
+            costs[setting] = None if value is None else metric.cost(value)
             if value is None:
                 self._reasons[setting] = f"{row['status']}: {'; '.join(row['reasons'])}"
                 if not row["disturbed"]:
                     failed.add(setting)
             self._weights = each.record["model"]["weights"].get("file") or self._weights
-        return found, failed
+        return costs, failed
 
 
 def _counts(status: str, reasons: Sequence[str], record: Record, busy: bool) -> bool:

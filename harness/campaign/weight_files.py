@@ -7,7 +7,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from harness.base.files import cache_folder, free_disk, is_same_disk
-from harness.campaign.forecast import Forecast, bytes_of_shape, packing_of
+from harness.campaign.forecast import Forecast
+from harness.campaign.loaded_model import bytes_of_shape, packing_of
 from harness.config.plan import Cell
 from harness.models import engine_files, hub, locate, make
 from harness.models.locate import Ready
@@ -43,10 +44,10 @@ class WeightFiles:
         self._planned: set[Path | str] = set()
         self._to_write: dict[Path, float] = {}  # bytes of the cells so far, by folder
 
-    def of(self, found: Forecast) -> Source:
+    def of(self, forecast: Forecast) -> Source:
         """Where the weights of a cell come from; without space where the disk cannot hold what this cell and
         those before it write."""
-        source = self._source(found)
+        source = self._source(forecast)
         if not source.disk_bytes or source.lacks:
             return source
         folder = source.folder
@@ -70,14 +71,14 @@ class WeightFiles:
             for folder, size in self._to_write.items()
         ]
 
-    def _source(self, found: Forecast) -> Source:
-        cell, ready = found.cell, found.weights
+    def _source(self, forecast: Forecast) -> Source:
+        cell, ready = forecast.cell, forecast.weights
         source, made = cell.source, cell.model.made
         model = cell.model.described
-        if isinstance(found.lacks, locate.WeightsRefused):
-            return Source("none usable", 0, refused=[str(found.lacks)])
-        if found.lacks:
-            return Source("none available", 0, lacks=[str(found.lacks)])
+        if isinstance(forecast.lacks, locate.WeightsRefused):
+            return Source("none usable", 0, refused=[str(forecast.lacks)])
+        if forecast.lacks:
+            return Source("none available", 0, lacks=[str(forecast.lacks)])
         if not cell.header.formats or source is None:
             return Source("no weights", 0)
         if source.kind == "synthetic" and made and model:
@@ -121,7 +122,7 @@ class WeightFiles:
     def _made(self, cell: Cell, name: str, made: Decoder, seed: int | None) -> tuple[str, float]:
         """The files still to make for a cell, after the cells before it, in words; their bytes.
 
-        `name`: identifies the checkpoint. `seed`: of a synthetic one; null: it exists.
+        `name`: identifies the checkpoint. `seed`: of a synthetic one; None: it exists.
         """
         steps: list[Step] = []
         if seed is not None:

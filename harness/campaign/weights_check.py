@@ -15,11 +15,12 @@ from pathlib import Path
 from harness.analysis import agreement, own_weights
 from harness.base.files import CacheError
 from harness.base.text import duration
-from harness.campaign import scoring
+from harness.campaign import scored_records
+from harness.campaign.opening import Campaign
 from harness.campaign.prepare import Preparation
 from harness.campaign.repeat import Failure, Inputs, NotReady
-from harness.campaign.rounds import Campaign
-from harness.campaign.scoring import Logits, LogitsJob, NoLogits, Passage, Purpose
+from harness.campaign.scored_records import Purpose
+from harness.campaign.scoring import Logits, LogitsJob, NoLogits, Passage
 from harness.campaign.weights_reference import NoReference, Reference, digest_of
 from harness.campaign.worker import Facts
 from harness.config.plan import Cell
@@ -110,7 +111,7 @@ class _Comparison:
             "own": own_identity(cell, campaign.preparation),
         }
         result: Check = {"asked": asked, "speaks_for": sorted(campaign.keys[each.id] for each in cells)}
-        if kept := scoring.earlier(campaign, cell, CHECK, result):
+        if kept := scored_records.earlier(campaign, cell, CHECK, result):
             return kept
         say = campaign.watcher.say
         say(
@@ -128,7 +129,7 @@ class _Comparison:
                 result["unchecked"] = str(lack)
                 raise Failure("unavailable", str(lack)) from lack
 
-        return scoring.recorded(campaign, cell, CHECK, result, compare)
+        return scored_records.recorded(campaign, cell, CHECK, result, compare)
 
     def _compared(self, job: LogitsJob, check: Check) -> Check:
         """The check with its results. Raises NoReference, NoLogits, NotReady."""
@@ -194,7 +195,7 @@ class _Comparison:
 
         return reference.run(job)
 
-    def _add_own(self, found: Check, cell: Cell, ids: list[int], ours: Logits, follow: Path | None) -> None:
+    def _add_own(self, result: Check, cell: Cell, ids: list[int], ours: Logits, follow: Path | None) -> None:
         """Compare with the variant's own weights, dequantized. Adds `own`, or the reason why that failed as
         `own_failure`."""
         preparation = self._campaign.preparation
@@ -212,9 +213,9 @@ class _Comparison:
                 inputs = self._campaign.inputs
                 reference = Reference([cell], preparation, inputs, self._seconds, self._folder, own.path)
                 row = _row(self._run(reference, ids, follow), ours, self._windows)
-            found["own"] = row | {"settings": settings, "values": values}
+            result["own"] = row | {"settings": settings, "values": values}
         except OWN_FAILURES as failure:
-            found["own_failure"] = str(failure)
+            result["own_failure"] = str(failure)
 
 
 def _row(theirs: _Answer, ours: Logits, windows: Sequence[Sequence[int]]) -> kinds.OwnWeights:
@@ -234,14 +235,14 @@ def _lengthened(cell: Cell) -> Cell:
     return replace(cell, workload=cell.workload.model_copy(update={"prompt_tokens": cell.tokens}))
 
 
-def _followed(found: Facts | None) -> kinds.Experts | None:
+def _followed(facts: Facts | None) -> kinds.Experts | None:
     """Statistics on experts, from a reference that followed a variant's; None: it followed none."""
-    if not found or "followed" not in found:
+    if not facts or "followed" not in facts:
         return None
-    theirs = found["followed"]
+    theirs = facts["followed"]
     return {
-        "experts": found["experts"],
-        "used": found["used"],
+        "experts": facts["experts"],
+        "used": facts["used"],
         "chosen": theirs["used"],
         "choices": theirs["choices"],
         "others": theirs["others"],

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from harness.base.files import CacheError
-from harness.campaign import repeat
+from harness.campaign import provenance
 from harness.campaign.forecast import local_weights
 from harness.campaign.prepare import Preparation
 from harness.campaign.repeat import Inputs, NotReady
@@ -25,7 +25,7 @@ from harness.campaign.worker_memory import vram_reader
 from harness.config import Variant, Weights
 from harness.config.experiment import Scalar
 from harness.config.plan import Cell
-from harness.machine.host import free_memory_bytes
+from harness.machine.cgroups import free_memory_bytes
 from harness.models.gguf_files import type_in
 from harness.models.locate import Ready, WeightsError
 from harness.models.make import FULL_TYPES, SOURCE_QUANT
@@ -140,9 +140,9 @@ class Reference:
             "why": why,
             "stack": cell.variant.stack,
             "options": inputs.options,
-            "weights": repeat.weights_facts(inputs.weights) if inputs.weights else {},
+            "weights": provenance.weights_facts(inputs.weights) if inputs.weights else {},
             "unpacked": self.unpacked,
-            "environment": repeat.environment_facts(cell, inputs.interpreter),
+            "environment": provenance.environment_facts(cell, inputs.interpreter),
             "versions": job_facts.get("versions"),
             "seconds": job_facts.get("seconds"),
         }
@@ -199,7 +199,7 @@ def digest_of(interpreter: Interpreter) -> str:
 
 
 def precision(parameters: int, free: int | None) -> tuple[str, str]:
-    """The reference's dtype, fp32 or bf16, and why. `free`: bytes; null: not known."""
+    """The reference's dtype, fp32 or bf16, and why. `free`: bytes; None: not known."""
     needed = 4 * parameters
     weights = f"in float32 its weights take {needed / 1e9:.1f} GB"
     if free is None:
@@ -232,7 +232,7 @@ def _candidates(cells: Sequence[Cell]) -> Iterator[Cell]:
 
 
 def expected(cell: Cell) -> bool | None:
-    """Whether the model of a cell will have a reference; null: known once its weights are here."""
+    """Whether the model of a cell will have a reference; None: known once its weights are here."""
     if cell.packing:
         return "hf" in references()
     here: bool | None = False
@@ -250,7 +250,7 @@ def expected(cell: Cell) -> bool | None:
 
 
 def free_bytes(device_id: str) -> int | None:
-    """Free memory of the device, without the driver's reserve; null if NVML does not report it."""
+    """Free memory of the device, without the driver's reserve; None if NVML does not report it."""
     import pynvml
 
     if device_id == "cpu":

@@ -3,27 +3,18 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 import os
-import re
-import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from harness.base.files import counters
 from harness.base.nvml import UUIDS
-from harness.base.system import KILL_STATUS
-from harness.base.text import for_workers
-from harness.campaign.worker_memory import MemoryLimit, MemorySampler, mark, watched, weight_files
-from harness.machine.host import cgroups_of
-from harness.machine.sensors import SensorSampler
-from harness.records import FULL, tail
-from harness.records.measured import Mark
+from harness.base.variables import for_workers
+from harness.campaign.memory_limit import MemoryLimit
+from harness.campaign.worker_death import exit_reason, oom_kills
 from harness.stacks.adopted import Interpreter
 from harness.stacks.header import runners_folder, stacks
 from harness.stacks.inside.guard import kill_group
@@ -33,7 +24,6 @@ from runners.protocol import (
     Done,
     Event,
     Failed,
-    Loaded,
     NonsenseError,
     Phase,
     Request,
@@ -44,6 +34,7 @@ from runners.protocol import (
 if sys.platform != "win32":  # no worker runs there: see harness/stacks/build.py
     import resource
     import select
+
 
 Usage = dict[str, float | None]
 LOOK_S = 0.002
@@ -71,92 +62,6 @@ def ended(process: subprocess.Popen[bytes], *, wait: bool) -> tuple[int, Usage] 
         "system_s": usage.ru_stime,
         "major_faults": usage.ru_majflt,
     }
-
-
-# How a worker died that sent neither Done nor Failed: out of memory, by a signal, or by itself.
-
-
-# Out-of-memory messages in a log, lower case: C++, ggml, libgomp (thread stacks count), C library, Python.
-NO_MEMORY = (
-    *("bad_alloc", "insufficient memory", "failed to allocate", "thread creation failed"),
-    *("cannot allocate memory", "out of memory", "memoryerror"),
-)
-# ggml ends the process when a call of the GPU fails while decoding, with three lines: what failed, the place,
-# the call (ggml_cuda_error in ggml-cuda.cu; its HIP build says ROCm).
-_GPU_ERROR = re.compile(r"\b(?:CUDA|ROCm) error: ")
-_GPU_ERROR_LINES = 3
-# Not cuBLAS's "the resource allocation failed": it fails so with gigabytes free too (llama.cpp issue 25304).
-_NO_VRAM = "error: out of memory"
-
-
-def exit_reason(
-    status: int | None, log_path: Path, memory_limit: MemoryLimit | None, kills_before: int
-) -> Died:
-    """The death of a worker. `status`: as in Popen; null: it had to be killed. `kills_before`: OOM kills when
-    it was started."""
-    if status is None:
-        return Died("crash", "the worker closed its pipe without Done or Failed and had to be killed")
-    if status == KILL_STATUS and memory_limit and memory_limit.oom_kills():
-        return Died("oom", f"killed at {_budget(memory_limit)}")
-    if status == KILL_STATUS and oom_kills() > kills_before:
-        return Died("oom", "killed by the kernel's out-of-memory killer")
-    log = tail(log_path)
-    gpu_error = _gpu_error(log)
-    if gpu_error and _NO_VRAM in gpu_error:
-        return Died("oom", f"out of GPU memory: {gpu_error}")
-    if error := _memory_error(log, memory_limit is not None):
-        within = f" at {_budget(memory_limit)}" if memory_limit else ""
-        return Died("oom", f"out of memory{within}: {error}")
-    if status < 0:
-        name = signal.Signals(-status).name
-        why = f": {gpu_error}" if gpu_error else _abort_reason(log)
-        return Died("crash", f"killed by {name}{why if name == 'SIGABRT' else ''}")
-    return Died("crash", f"exited with {status} without Done or Failed")
-
-
-def oom_kills() -> int:
-    """OOM kills by the kernel in this process's cgroup (which includes its workers); if no cgroup counts
-    them, on the whole machine."""
-    for cgroup in itertools.islice(cgroups_of("memory"), 1):
-        name = {1: "memory.oom_control", 2: "memory.events.local"}[cgroup.version]
-        if (kills := counters(cgroup.folder / name).get("oom_kill")) is not None:
-            return kills
-    return counters(Path("/proc/vmstat")).get("oom_kill", 0)
-
-
-def _abort_reason(log: list[str]) -> str:
-    lines = [line for line in log if "ASSERT" in line or "abort" in line.lower() or "terminate" in line]
-    return ": " + _without_folders(lines[-1].strip()) if lines else ""
-
-
-def _gpu_error(log: list[str]) -> str | None:
-    """The last failed call of a GPU in the log, with its place; null if there is none."""
-    at = max((number for number, line in enumerate(log) if _GPU_ERROR.search(line)), default=None)
-    if at is None:
-        return None
-    lines = [_without_folders(line.strip()) for line in log[at : at + _GPU_ERROR_LINES]]
-    return "; ".join(line for line in lines if line)
-
-
-def _without_folders(text: str) -> str:
-    """Text without the folders of a build or a cache."""
-    return re.sub(r"\S*/", "", text)
-
-
-def _budget(memory_limit: MemoryLimit) -> str:
-    return f"the memory budget of {memory_limit.limit_bytes / 1e9:.2f} GB ({memory_limit.mechanism})"
-
-
-def _memory_error(log: list[str], limited: bool) -> str | None:
-    """The last out-of-memory message in the log of a worker that exited by itself; null if there is none.
-    Without a memory budget only C++'s bad_alloc counts."""
-    words = NO_MEMORY if limited else NO_MEMORY[:1]
-    lines = [line.strip() for line in log if any(word in line.lower() for word in words)]
-    return _without_folders(lines[-1]) if lines else None
-
-
-# Request -> worker process -> Events, however the worker ends. Blocks on the pipe and never
-# busy-waits, which would take CPU time from the worker.
 
 
 # A healthy worker ends soon after it closes the pipe; freeing a large model takes seconds.
@@ -222,7 +127,7 @@ class Worker:
                 os.close(end)
         self.pid = self._process.pid
         self.rusage: Usage | None = None
-        self.exit_status: int | None = None  # as in Popen; null: killed by the controller
+        self.exit_status: int | None = None  # as in Popen; None: killed by the controller
 
     def events(self, timeout_s: float, keep: BinaryIO | None = None) -> Iterator[Event | Died]:
         """Yield events as they arrive. The last is the final Done, a Failed or a Died; by then the process
@@ -374,101 +279,3 @@ def facts_of(events: Iterator[Event | Died], on_phase: Callable[[str], None] = l
         elif isinstance(event, (Failed, Died)):
             raise JobFailed(event.outcome, event.reason)
     raise JobFailed("error", "the worker ended without Done or Failed")
-
-
-# A worker's whole life in one call: limit its memory, start it, sample it, read its events, end it.
-
-
-# The moments at which memory is read, all untimed, by the phase that begins there.
-MOMENTS = {"load": "imported", "generate": "warmed", "finish": "finished"}
-# The phases before and after the timed section; all sensors are read when one begins.
-AROUND = ("warmup", "finish")
-
-
-@dataclass(frozen=True)
-class Job:
-    """A request, and how its worker is run. `nvml_uuid`: of the device, null if NVML does not know it.
-    `weights`: the file or folder that it maps. `keep`: receives the bytes of each event."""
-
-    request: Request
-    interpreter: Interpreter
-    folder: Path
-    threads: int
-    timeout_s: float
-    sample_interval_ms: int
-    nvml_uuid: str | None = None
-    memory_limit: MemoryLimit | None = None
-    weights: Path | None = None
-    with_sensors: bool = False
-    keep: BinaryIO | None = None
-
-
-@dataclass
-class WorkerOutcome:
-    """Observations of a worker. `died`: how it ended, where it sent no event of it. `marks`: its memory at
-    named moments; `memory`: the summary of its samples, and `memory_columns` the samples."""
-
-    started_ns: int
-    died: Died | None = None
-    marks: list[Mark] = field(default_factory=list)
-    memory: dict[str, int | None] = field(default_factory=dict)
-    memory_columns: dict[str, list[int | None]] | None = None
-    sensors: SensorSampler | None = None
-    rusage: Usage | None = None
-    exit_status: int | None = None
-    wall_s: float = 0.0
-
-    @property
-    def interrupted(self) -> bool:
-        return self.died is not None and self.died.outcome == "interrupted"
-
-
-def run(job: Job, on_event: Callable[[Event | Died], None]) -> WorkerOutcome:
-    """Run a worker to its end, however that comes, and show `on_event` each event and the end itself.
-
-    Raises OSError where the disk is full, or where it comes once the worker runs.
-    """
-    life = WorkerOutcome(time.perf_counter_ns())
-    weights = weight_files(job.weights) if job.weights else None
-    worker: Worker | None = None
-    try:
-        with contextlib.ExitStack() as around:
-            if job.memory_limit is not None:
-                around.enter_context(job.memory_limit)
-            vram = around.enter_context(watched(job.nvml_uuid))
-            life.marks.append(mark("started", None, vram, None))
-            worker = Worker(job.request, job.interpreter, job.folder, job.threads, job.memory_limit)
-            around.callback(worker.stop)  # before its cgroup is removed
-            if job.with_sensors:
-                life.sensors = around.enter_context(SensorSampler(job.request.device, worker_pid=worker.pid))
-            sampler = MemorySampler(worker.pid, job.sample_interval_ms, vram)
-            around.callback(lambda: life.memory.update(sampler.summary()))
-            life.memory_columns = sampler.columns
-            around.enter_context(sampler)
-            for event in worker.events(job.timeout_s, keep=job.keep):
-                if at := _moment(event):
-                    life.marks.append(mark(at, worker.pid, vram, weights))
-                if life.sensors and isinstance(event, Phase) and event.name in AROUND:
-                    life.sensors.read_now()
-                on_event(event)
-    except KeyboardInterrupt:
-        life.died = Died("interrupted", "stopped by the user")
-    except OSError as refusal:
-        if refusal.errno in FULL or worker is not None:
-            raise
-        life.died = Died("error", f"the worker could not be started: {refusal}")
-    finally:
-        if worker is not None:
-            worker.stop()
-            life.rusage, life.exit_status = worker.rusage, worker.exit_status
-    if life.died is not None:
-        on_event(life.died)
-    life.wall_s = (time.perf_counter_ns() - life.started_ns) / 1e9
-    return life
-
-
-def _moment(event: Event | Died) -> str | None:
-    """The name of the moment at which memory is read for this event; null if it is not read."""
-    if isinstance(event, Loaded):
-        return "loaded"
-    return MOMENTS.get(event.name) if isinstance(event, Phase) else None

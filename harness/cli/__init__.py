@@ -45,7 +45,7 @@ GROUPS = {
         "compare": "report changes between two sets of runs that exceed their noise",
         "sql": "answer a question about results, in SQL",
         "fit": "fit a latency log of any tool: line, interval, shape, warnings",
-        "explain": "say what a warning means and what to do about it",
+        "explain": "say what a warning or a check means and what to do about it",
     },
     "share": {"share": "print a card of results to paste, put results into one file, or check such a file"},
     "set up": {

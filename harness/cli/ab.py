@@ -16,7 +16,7 @@ from harness.api.progress import Progress
 from harness.base.text import duration, list_named, plural
 from harness.campaign import ab as campaign_ab
 from harness.campaign import forecast
-from harness.campaign.rounds import RunOptions
+from harness.campaign.opening import RunOptions
 from harness.cli import Mistake, compare, dry_run, say
 from harness.cli.arguments import keeping, models_choice, say_what_is_random
 from harness.cli.shared_options import RESULTS

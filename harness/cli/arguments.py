@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from harness.api.named_models import Choice, Keeping, what_is_random
 from harness.base import data
 from harness.base.text import say
-from harness.campaign.rounds import RunOptions
+from harness.campaign.opening import RunOptions
 from harness.config import Experiment
 
 

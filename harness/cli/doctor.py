@@ -12,7 +12,7 @@ from harness.api import this_machine
 from harness.api.progress import Progress
 from harness.api.this_machine import Row
 from harness.base.text import cores_text, plural, sized
-from harness.campaign.other_processes import DeviceBusy, device_lock
+from harness.campaign.device_lock import DeviceBusy, device_lock
 from harness.cli import NOT_OK, OK, Mistake, say
 from harness.machine import doctor as conditions
 from harness.machine.doctor import Finding

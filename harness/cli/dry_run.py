@@ -14,14 +14,14 @@ from typing import Any
 from harness import machine, records
 from harness.analysis import traffic
 from harness.base.text import duration, list_named, plural
-from harness.campaign import forecast, other_processes, weights_reference
+from harness.campaign import device_lock, forecast, other_processes, weights_reference
 from harness.campaign.forecast import Forecast
 from harness.campaign.quality import RANDOM
 from harness.campaign.weight_files import WeightFiles
 from harness.cli import NOT_OK, OK, say
 from harness.config import Experiment
 from harness.config.plan import Cell
-from harness.machine.doctor.cpu import BUSY_SHARE
+from harness.machine.cpu_times import BUSY_SHARE
 from harness.records import ResultsError
 from harness.report.text_table import NONE, Table, wrapped
 from harness.stacks import adopted, build
@@ -286,7 +286,7 @@ def scoring_estimate(experiment: Experiment, cells: Sequence[Cell], root: Path) 
 def _slower() -> tuple[float, str]:
     """By how much the load of this machine lengthens a run, about, and why, in a clause: each other process
     takes as much of a CPU as ours. A run waits for another campaign, so its load does not count."""
-    share = 0.0 if other_processes.is_busy("cpu") else other_processes.busy_now() or 0.0
+    share = 0.0 if device_lock.is_busy("cpu") else other_processes.busy_now() or 0.0
     if share <= BUSY_SHARE:
         return 1.0, ""
     return 1 + share, f", {share:.0%} longer because others use as much of the CPUs"
@@ -343,7 +343,7 @@ class Here:
         self.files = WeightFiles(self.device.family, self._threads, not self.device.absent)
         self.bandwidth: float | None = None
         # A probe would disturb the measurements of another campaign.
-        self.waits = self.device.family == "cpu" and other_processes.is_busy("cpu")
+        self.waits = self.device.family == "cpu" and device_lock.is_busy("cpu")
         if self.waits and (known := _known_bandwidth(root / machine.facts()["slug"])):
             self.bandwidth, self.bandwidth_source = known
         elif self.device.family == "cpu" and not self.waits:

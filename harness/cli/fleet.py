@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from harness.base.text import printable
 from harness.campaign import fleet as campaign_fleet
 from harness.campaign.fleet import Event
-from harness.campaign.rounds import RunOptions
+from harness.campaign.opening import RunOptions
 from harness.config import Experiment
 from harness.config.plan import Cell
 from harness.records import Stored

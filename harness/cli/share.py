@@ -12,7 +12,7 @@ from pathlib import Path
 from harness.api.inputs import stored as stored_in
 from harness.base.text import list_named, plural
 from harness.cli import NOT_OK, OK, Mistake, say
-from harness.machine import host
+from harness.machine.owner import owner_names
 from harness.records import Record, ResultsError, Stored, no_records
 from harness.records.files import write_output
 from harness.share import bundle, card
@@ -42,7 +42,7 @@ def _card(arguments: argparse.Namespace) -> int:
             raise no_records(arguments.dir)
         shown = _of_one_place(every, arguments)
         # The names in a bundle were taken out; those of this machine have nothing to do with it.
-        of_owner = host.owner_names() if folder == arguments.dir else []
+        of_owner = owner_names() if folder == arguments.dir else []
         anonymizer = Anonymizer([*of_owner, *arguments.hide])
         for each in every:  # one record may be all that says that a word in those shown is a name
             anonymizer.learn(each.record)
@@ -95,7 +95,7 @@ def _bundle(arguments: argparse.Namespace) -> int:
     stored = list(stored_in(arguments.dir))
     if not stored:
         raise no_records(arguments.dir)
-    content = bundle.made(stored, Anonymizer([*host.owner_names(), *arguments.hide]))
+    content = bundle.made(stored, Anonymizer([*owner_names(), *arguments.hide]))
     bundle.write(target, content)
     print(f"{target.absolute()}: {plural(len(stored), 'record')}, {len(content) / 1e6:.2f} MB")
     verification = verify(target)

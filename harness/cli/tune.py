@@ -22,7 +22,7 @@ from harness.config import Decode, Experiment, Prefill, Workload, plan
 from harness.config.experiment import Scalar
 from harness.config.plan import Cell
 from harness.config.variants import given_values
-from harness.machine.host import usable_cpus
+from harness.machine.cgroups import usable_cpus
 from harness.report import tuned as report_tuned
 from harness.stacks.limits import candidates, without_effect
 

@@ -1,4 +1,4 @@
-"""Describe this machine: hardware, conditions, devices. Facts are read, never guessed; null if unreadable."""
+"""Describe this machine: hardware, conditions, devices. Facts are read, never guessed; None if unreadable."""
 
 from __future__ import annotations
 
@@ -22,8 +22,9 @@ from typing_extensions import TypedDict
 from harness.base.files import small_text
 from harness.base.nvml import VISIBLE, Gpu, nvidia_gpus, visible_gpus
 from harness.base.text import machine_text, plural
+from harness.machine.cgroups import known_cpu_quota, usable_cpus
 from harness.machine.cores import CoreKind, all_cores, core_kinds, fast_cores, usable_cores
-from harness.machine.host import emulated, known_cpu_quota, usable_cpus
+from harness.machine.emulation import emulated
 
 if TYPE_CHECKING:
     from harness.machine.probes import MatrixRate, ReadRate
@@ -100,7 +101,7 @@ def in_words(facts: Facts) -> str:
 
 
 def cpu_range() -> str | None:
-    """The CPUs that this process may use, as in 0-3; null: several ranges, or not known."""
+    """The CPUs that this process may use, as in 0-3; None: several ranges, or not known."""
     if not hasattr(os, "sched_getaffinity"):
         return None
     usable = sorted(os.sched_getaffinity(0))
@@ -142,7 +143,7 @@ def default_threads() -> int:
 
 
 def last_level_cache_bytes() -> int | None:
-    """Total size of all last-level caches, from sysfs; null if not available."""
+    """Total size of all last-level caches, from sysfs; None if not available."""
     sizes: dict[str, int] = {}
     highest = 0
     for index in Path("/sys/devices/system/cpu").glob("cpu[0-9]*/cache/index*"):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import re
 import time
-from contextlib import ExitStack
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
@@ -15,8 +14,9 @@ import psutil
 
 from harness.base.files import small_text
 from harness.base.nvml import UUIDS, reported
-from harness.machine.energy import HWMON_DRIVERS
-from harness.machine.sensor_values import GPU_OTHERS, GPU_OTHERS_COLUMN, Source
+from harness.machine.gpu_hwmon import HWMON_DRIVERS
+from harness.machine.sensor import Search, Source
+from harness.machine.sensor_values import GPU_OTHERS, GPU_OTHERS_COLUMN
 
 NVML_EVERY = 2  # NVML lists processes in up to 4.5 ms: 0.23% of a CPU
 DRM_EVERY = 30  # looking at 5,000 open files takes some 55 ms: 0.2% of a CPU
@@ -112,37 +112,36 @@ class NvmlProcesses:
         return shares
 
 
-def others_on_gpu(
-    device_id: str, worker_pid: int, root: Path, opened: ExitStack, missing: dict[str, str]
-) -> list[Source]:
-    """The source of what others do on this device, if there is one; else the reason is in `missing`."""
-    if device_id.startswith(UUIDS):
-        return nvml_processes(device_id, worker_pid, opened, missing)
-    if device_id in HWMON_DRIVERS:
-        return drm_processes(worker_pid, root, missing)
-    if device_id != "cpu":
-        missing[GPU_OTHERS] = f"it cannot be read on a {device_id} device"
-    return []
+def others_on_gpu(search: Search) -> Source | None:
+    """What others than the search's worker do on its device; None on a CPU and without a worker."""
+    if search.worker_pid is None or search.device_id == "cpu":
+        return None
+    worker = ProcessTree(search.worker_pid)
+    if search.device_id.startswith(UUIDS):
+        return _nvml_processes(search, worker)
+    if search.device_id in HWMON_DRIVERS:
+        return _drm_processes(search, worker)
+    search.missing[GPU_OTHERS] = f"it cannot be read on a {search.device_id} device"
+    return None
 
 
-def nvml_processes(uuid: str, worker_pid: int, opened: ExitStack, missing: dict[str, str]) -> list[Source]:
+def _nvml_processes(search: Search, worker: ProcessTree) -> Source | None:
     """See NvmlProcesses."""
-    nvml = import_module("pynvml")
+    nvml, uuid = import_module("pynvml"), search.device_id
     try:
         nvml.nvmlInit()
-        opened.callback(nvml.nvmlShutdown)
+        search.opened.callback(nvml.nvmlShutdown)
         device = nvml.nvmlDeviceGetHandleByUUID(uuid)
-        processes = NvmlProcesses(nvml, device, ProcessTree(worker_pid), missing)
+        processes = NvmlProcesses(nvml, device, worker, search.missing)
     except nvml.NVMLError as failure:
-        of_instance = ": it has no utilisation of MIG instances" if uuid.startswith("MIG-") else ""
-        missing[GPU_OTHERS] = f"NVML: {failure}{of_instance}"
-        return []
-    return [
-        Source({GPU_OTHERS_COLUMN: f"NVML's utilisation by process of {uuid}"}, processes.read, NVML_EVERY)
-    ]
+        is_instance = uuid.startswith("MIG-")
+        instances = ": it has no utilisation of MIG instances" if is_instance else ""
+        search.missing[GPU_OTHERS] = f"NVML: {failure}{instances}"
+        return None
+    return Source({GPU_OTHERS_COLUMN: f"NVML's utilisation by process of {uuid}"}, processes.read, NVML_EVERY)
 
 
-def drm_processes(worker_pid: int, root: Path, missing: dict[str, str]) -> list[Source]:
+def _drm_processes(search: Search, worker: ProcessTree) -> Source:
     """The share of a GPU of amdgpu or i915 that other processes computed since the reading before, in
     percent: the time of each client's busiest engine (https://docs.kernel.org/gpu/drm-usage-stats.html).
 
@@ -150,8 +149,7 @@ def drm_processes(worker_pid: int, root: Path, missing: dict[str, str]) -> list[
     gpu_busy_percent of amdgpu cannot replace it: it counts the worker too. None where no process is seen on
     the GPU, not even the worker, and where there are several GPUs.
     """
-    folder = root / "proc"
-    worker = ProcessTree(worker_pid)
+    folder = search.root / "proc"
     before, before_ns = _clients(folder), time.monotonic_ns()
 
     def read() -> dict[str, int | None]:
@@ -159,7 +157,7 @@ def drm_processes(worker_pid: int, root: Path, missing: dict[str, str]) -> list[
         (was, was_ns), before, before_ns = (before, before_ns), _clients(folder), time.monotonic_ns()
         if (gpus := len({gpu for gpu, _ in before})) != 1:
             if gpus:
-                missing[GPU_OTHERS] = "of several GPUs it is not known which one ran"
+                search.missing[GPU_OTHERS] = "of several GPUs it is not known which one ran"
             return {}
         busy_ns = 0
         for name, client in before.items():
@@ -169,7 +167,7 @@ def drm_processes(worker_pid: int, root: Path, missing: dict[str, str]) -> list[
                 busy_ns += max(rises, default=0)
         return {GPU_OTHERS_COLUMN: min(100, round(100 * busy_ns / (before_ns - was_ns)))}
 
-    return [Source({GPU_OTHERS_COLUMN: "drm-engine-* in /proc/*/fdinfo"}, read, DRM_EVERY)]
+    return Source({GPU_OTHERS_COLUMN: "drm-engine-* in /proc/*/fdinfo"}, read, DRM_EVERY)
 
 
 @dataclass

@@ -14,7 +14,7 @@ import numpy as np
 from typing_extensions import TypedDict
 
 from harness.machine import last_level_cache_bytes
-from harness.machine.host import free_memory_bytes, usable_cpus
+from harness.machine.cgroups import free_memory_bytes, usable_cpus
 from harness.stacks.inside.guard import end_with
 
 # Measure the read bandwidth of main memory: several kernels on all threads; the fastest gives the peak.
@@ -230,9 +230,9 @@ def measure_matrix(threads: int) -> MatrixRate:
 def blas() -> str:
     """The BLAS that this NumPy was built with, e.g. "OpenBLAS 0.3.31"."""
     built: Any = np.show_config(mode="dicts")
-    found = built.get("Build Dependencies", {}).get("blas", {})
-    name = str(found.get("name") or "an unnamed BLAS")
-    version = ".".join(str(found.get("version") or "").split(".")[:3])
+    library = built.get("Build Dependencies", {}).get("blas", {})
+    name = str(library.get("name") or "an unnamed BLAS")
+    version = ".".join(str(library.get("version") or "").split(".")[:3])
     return f"{'OpenBLAS' if 'openblas' in name.lower() else name} {version}".strip()
 
 

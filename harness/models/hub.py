@@ -13,7 +13,8 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 
 from harness.base import bounds
-from harness.base.text import list_named, redacted
+from harness.base.text import list_named
+from harness.base.variables import redacted
 from harness.config import Weights
 from harness.models.config_json import PACKING_FILES
 from harness.models.locate import INDEX, SINGLE, Ready, WeightsError, local

@@ -13,7 +13,8 @@ from typing import Any
 
 from typing_extensions import TypedDict
 
-from harness.campaign.forecast import Device, bytes_of_shape, engine_of, held_model, kv_element_bytes
+from harness.campaign.forecast import Device
+from harness.campaign.loaded_model import bytes_of_shape, engine_of, held_model, kv_element_bytes
 from harness.config import Decode, Model, Variant
 from harness.config.experiment import Scalar
 from harness.config.plan import Cell, known_failures

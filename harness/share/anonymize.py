@@ -14,7 +14,7 @@ from pathlib import PurePosixPath
 from typing import Any
 
 from harness.base import bounds
-from harness.base.text import redacted
+from harness.base.variables import redacted
 from harness.records.kinds import KINDS
 from harness.records.parts import OUTCOMES
 from harness.stacks.header import stacks

@@ -21,7 +21,7 @@ from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 
 from harness.base.files import cache_folder, made, small_text, write_whole
-from harness.base.text import for_builds
+from harness.base.variables import for_builds
 from harness.stacks.header import Environment, stacks
 from harness.stacks.inside.guard import kill_group
 

@@ -26,7 +26,7 @@ from typing import IO
 from harness.base.files import cache_folder, exclusive, own_inside, write_whole
 from harness.base.nvml import compute_capabilities, nvidia_gpus
 from harness.base.system import python_in
-from harness.base.text import for_builds, redacted
+from harness.base.variables import for_builds, redacted
 from harness.stacks import adopted
 from harness.stacks.adopted import EnvironmentFailed, Interpreter
 from harness.stacks.header import Environment, stacks

@@ -19,7 +19,8 @@ from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 
 from harness.base.files import NotStarted
-from harness.base.text import for_builds, redacted, shortened
+from harness.base.text import shortened
+from harness.base.variables import for_builds, redacted
 from harness.stacks.build import build_variables, uv_binary
 from harness.stacks.header import Environment, runners_folder, stacks
 

@@ -24,7 +24,8 @@ from packaging.version import Version
 
 from harness.base import bounds
 from harness.base.files import NotStarted
-from harness.base.text import redacted, sized
+from harness.base.text import sized
+from harness.base.variables import redacted
 
 PYPI = "https://pypi.org/simple"
 ACCEPT = "application/vnd.pypi.simple.v1+json, text/html;q=0.2"

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from harness.campaign.fleet import portions
-from harness.campaign.repeat import utc_now
+from harness.campaign.provenance import utc_now
 from harness.config import Experiment
 from harness.config.plan import Cell
 from harness.records import Draft

@@ -22,7 +22,7 @@ from harness.campaign.fleet.nodes import Member, Nodes
 from harness.campaign.fleet.parcels import Damaged
 from harness.campaign.fleet.place import Place
 from harness.campaign.fleet.results import Results, identity, just_before
-from harness.campaign.rounds import RunOptions, Stopped
+from harness.campaign.opening import RunOptions, Stopped
 from harness.config import Experiment
 from harness.config.plan import Cell
 from harness.records import Draft, Record, ResultsError, Stored

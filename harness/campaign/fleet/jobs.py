@@ -12,7 +12,7 @@ from typing_extensions import TypedDict
 from harness.base import data
 from harness.campaign.fleet.parcels import Parcel
 from harness.campaign.fleet.place import Place
-from harness.campaign.rounds import RunOptions
+from harness.campaign.opening import RunOptions
 from harness.config import Experiment, Quality
 from harness.records.parts import Fleet
 from harness.records.write import begun_by

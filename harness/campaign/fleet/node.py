@@ -22,11 +22,11 @@ from harness import config, machine
 from harness.analysis.disturbances import BusyProcess
 from harness.analysis.verdicts import Verdict, attempts_left, status
 from harness.base.files import FULL, NotFinished, NotStarted
-from harness.campaign import forecast, repeat, run
+from harness.campaign import forecast, provenance, run
 from harness.campaign.fleet import parcels
 from harness.campaign.fleet.jobs import Job
 from harness.campaign.fleet.results import identity
-from harness.campaign.rounds import RunOptions
+from harness.campaign.opening import RunOptions
 from harness.config import Experiment, plan
 from harness.config.plan import Cell
 from harness.records import Draft, Stored
@@ -85,7 +85,7 @@ def survey(job: Job) -> None:
         experiment, cells = _wanted(job, Path(here))
     device = forecast.device_of(experiment)
     threads = experiment.protocol.threads or machine.default_threads()
-    shared = repeat.campaign_fields(experiment, Path(job["config_path"]), job["command_line"])
+    shared = provenance.campaign_fields(experiment, Path(job["config_path"]), job["command_line"])
     shared["campaign"]["fleet"] = job["fleet"]
     found = {}
     for cell in cells:
@@ -95,7 +95,7 @@ def survey(job: Job) -> None:
         found[cell.id] = {
             "seconds": known.duration(NOMINAL_BYTES_PER_S, NOMINAL_FLOPS)[0],
             "no_room": known.no_room,
-            "facts": repeat.repeat_fields(cell, 1, key, experiment.device, experiment.gpu),
+            "facts": provenance.repeat_fields(cell, 1, key, experiment.device, experiment.gpu),
         }
     niceness = os.getpriority(os.PRIO_PROCESS, 0)
     say("surveyed", shared=shared, cells=found, niceness=niceness)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import harness
 from harness.base.text import list_named
-from harness.campaign import repeat
+from harness.campaign import provenance
 from harness.campaign.fleet import portions
 from harness.campaign.fleet.access import FleetError
 from harness.campaign.fleet.cluster import Cluster, Node
@@ -40,7 +40,7 @@ class Nodes:
     ) -> None:
         """`say`: takes the kind of an event, a node, and a text."""
         self._cluster, self._place, self._cells, self._say = cluster, place, cells, say
-        self._version = [harness.__version__, *filter(None, [repeat.git_commit()])]
+        self._version = [harness.__version__, *filter(None, [provenance.git_commit()])]
         self._seen: set[str] = set()
         self._began = False
         self.members: dict[str, Member] = {}

@@ -23,7 +23,7 @@ from typing import Any
 VERSION = """
 import harness
 print(harness.__version__)
-from harness.campaign.repeat import git_commit
+from harness.campaign.provenance import git_commit
 print(git_commit() or "")
 """
 WAKES_S = 1.0

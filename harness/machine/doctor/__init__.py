@@ -1,23 +1,30 @@
 """Check this machine for anything that may invalidate a measurement. Each finding has an effect and a fix;
-nothing is changed."""
+nothing is changed. A check is a row of a table: cpu.CHECKS, gpu.CHECKS, builds.CHECKS, setup.CHECKS."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 
-import psutil
+from typing_extensions import Never
 
 from harness import machine
 from harness.base.nvml import visible_gpus
-from harness.machine.doctor import cpu, findings, gpu
-from harness.machine.doctor.findings import LEVELS, Finding
-from harness.machine.host import free_memory_bytes
+from harness.machine.doctor import builds, cpu, gpu, setup
+from harness.machine.doctor.check import LEVELS, Check, Finding, findings
 from harness.stacks.adopted import Interpreter
 
-__all__ = ["LEVELS", "Finding", "examine", "run_findings"]
+__all__ = ["LEVELS", "TABLES", "Check", "Finding", "examine", "run_findings"]
 
 SAMPLE_S = 1.0
 QUICK_SAMPLE_S = 0.3  # 60 ticks of the clock on two CPUs
+TABLES: tuple[tuple[str, Sequence[Check[Never]]], ...] = (
+    ("The CPU and the machine", cpu.CHECKS),
+    ("NVIDIA GPUs", gpu.CHECKS),
+    ("Builds", builds.CHECKS),
+    ("Disk and compiler", setup.CHECKS),
+    ("Environments", setup.ENVIRONMENTS),
+)
+"""All checks, by subject."""
 
 
 def examine(
@@ -37,34 +44,18 @@ def examine(
                 Finding("stop", f"device {device}", str(absent), "none of its cells can be measured", fix)
             ]
     family = device or ("cuda" if visible_gpus() else "cpu")
-    states, built = findings.environments(family.partition(":")[0], stacks)
-    found = [*stop, *_findings(device_id, built, SAMPLE_S), findings.disk(), findings.compiler(), *states]
-    return sorted(found, key=lambda finding: LEVELS.index(finding.level))
+    of_setup, interpreters = setup.examine(family.partition(":")[0], stacks)
+    all_findings = [*stop, *_of_run(device_id, interpreters, SAMPLE_S), *of_setup]
+    return sorted(all_findings, key=lambda finding: LEVELS.index(finding.level))
 
 
 def run_findings(device_id: str, interpreters: Sequence[Interpreter]) -> list[Finding]:
     """The findings that affect a run on this device (an id from harness.machine.device_id) with these
     interpreters. Takes half a second."""
-    return _findings(device_id, interpreters, QUICK_SAMPLE_S)
+    return [*_of_run(device_id, interpreters, QUICK_SAMPLE_S)]
 
 
-def _findings(device_id: str | None, interpreters: Sequence[Interpreter], sample_s: float) -> list[Finding]:
-    return [
-        *cpu.load_finding(sample_s),
-        cpu.quota_finding(),
-        cpu.governor(),
-        cpu.turbo(),
-        cpu.power_source(),
-        cpu.throttling(),
-        cpu.headroom(),
-        cpu.swap(psutil.swap_memory().used),
-        cpu.memory_finding(free_memory_bytes()),
-        cpu.cgroup(),
-        cpu.pressure(),
-        cpu.hugepages(),
-        cpu.sibling_threads(),
-        *cpu.windows(),
-        *cpu.emulator(machine.facts()["emulated"]),
-        *gpu.findings(device_id),
-        *findings.builds(interpreters),
-    ]
+def _of_run(device_id: str | None, interpreters: Sequence[Interpreter], sample_s: float) -> Iterator[Finding]:
+    yield from findings(cpu.CHECKS, cpu.this_host(sample_s))
+    yield from gpu.findings(device_id)
+    yield from builds.builds(interpreters)

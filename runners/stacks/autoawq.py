@@ -37,13 +37,11 @@
 # "exllamav2-fuse_layers=true" = "exllamav2-fused"
 #
 # [tool.harness.options.kernel]
-# type = "string"
 # choices = ["gemm", "exllama", "exllamav2", "torch"]
 # default = "gemm"
 # help = "kernel of the packed matrices; gemm is autoawq's own, torch unpacks and multiplies"
 #
 # [tool.harness.options.fuse_layers]
-# type = "bool"
 # default = false
 # help = "one matrix for q, k and v, flash-attn, and a cache of max_seq_len tokens allocated at once"
 #
@@ -54,7 +52,6 @@
 # help = "length of the cache of fused layers, in tokens; ignored without fused layers"
 #
 # [tool.harness.options.allow_window]
-# type = "bool"
 # default = false
 # help = "let fused layers decode past max_seq_len, where their cache is corrupt; the record is invalid"
 #

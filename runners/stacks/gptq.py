@@ -22,13 +22,11 @@
 #
 # # auto-gptq would choose silently: exllamav2 if it loads, else any other kernel.
 # [tool.harness.options.kernel]
-# type = "string"
 # choices = ["exllamav2", "marlin", "exllama", "cuda", "torch"]
 # default = "exllamav2"
 # help = "kernel of the packed matrices; cuda is auto-gptq's first one, torch unpacks and multiplies"
 #
 # [tool.harness.options.bits]
-# type = "int"
 # choices = [4, 8]
 # default = 4
 # help = "bits per weight of the checkpoint"

@@ -20,25 +20,21 @@
 # ]
 #
 # [tool.harness.options.format]
-# type = "string"
 # choices = ["gptq", "awq"]
 # default = "gptq"
 # help = "format of the checkpoint"
 #
 # [tool.harness.options.kernel]
-# type = "string"
 # choices = ["marlin", "machete", "exllamav2", "triton", "gemm", "aten", "torch"]
 # default = "marlin"
 # help = "kernel of the packed matrices; aten: PyTorch's for CPUs; torch (and GPTQ's triton) unpacks"
 #
 # [tool.harness.options.bits]
-# type = "int"
 # choices = [4, 8]
 # default = 4
 # help = "bits per weight of the checkpoint"
 #
 # [tool.harness.options.dtype]
-# type = "string"
 # choices = ["bf16", "fp16"]
 # default = "fp16"
 # help = "type of unquantized tensors and of the arithmetic; aten always computes in bf16"

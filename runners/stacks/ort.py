@@ -29,13 +29,11 @@
 # dry = false
 #
 # [tool.harness.options.quant]
-# type = "string"
 # choices = ["int4", "int8", "fp32"]
 # default = "int4"
 # help = "type of the matrices, lm_head among them, in blocks of 32; an untied embedding stays float32"
 #
 # [tool.harness.options.activations]
-# type = "string"
 # choices = ["int8", "fp32"]
 # default = "int8"
 # help = "what int4 and int8 matrices are multiplied with: activations rounded to int8, or as they are"

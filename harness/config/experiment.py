@@ -128,9 +128,9 @@ class _Workload(Frozen):
     """Tokens of prompt, in place of the protocol's."""
 
     timed: ClassVar[Literal["tokens", "rows"] | None] = "tokens"
-    """What is timed: each token of one decode, or rows of a table; null: nothing."""
+    """What is timed: each token of one decode, or rows of a table; None: nothing."""
     needs: ClassVar[Capability | None] = None
-    """What it needs of a stack besides tokens; null: nothing."""
+    """What it needs of a stack besides tokens; None: nothing."""
 
     @property
     def cuts(self) -> bool:
@@ -595,7 +595,7 @@ class Weights(Frozen):
     revision: str | None = None
 
     def filled(self, quant: str | None, bits: int | None) -> Weights:
-        """Replace `{quant}` and `{bits}` by the variant's values; null leaves a placeholder as it is."""
+        """Replace `{quant}` and `{bits}` by the variant's values; None leaves a placeholder as it is."""
         known = {"{quant}": quant, "{bits}": bits}
         found: dict[str, str] = {}
         for key in ("path", "repo", "file"):
@@ -608,7 +608,7 @@ class Weights(Frozen):
 
 
 class Model(Frozen):
-    """A model to measure. `described` is null only where the weights bring their own layers. `weights`: for
+    """A model to measure. `described` is None only where the weights bring their own layers. `weights`: for
     stacks of all formats; or, with `of_format`, the first of those: by format, or by a GGUF's type. `where`:
     globs of a fleet's devices."""
 
@@ -620,11 +620,11 @@ class Model(Frozen):
 
     @property
     def made(self) -> Decoder | None:
-        """The model's layers; null where only the weights have them."""
+        """The model's layers; None where only the weights have them."""
         return self.described.decoder if self.described else None
 
     def weights_for(self, form: str, quant: str | None = None) -> Weights | None:
-        """The weights for a stack of this format (gguf, hf, gptq or awq); null: it could load none of these.
+        """The weights for a stack of this format (gguf, hf, gptq or awq); None: it could load none of these.
         `quant`: the type of a GGUF, which may have a file of its own.
 
         GGUF files are converted from a checkpoint, and synthetic weights are packed.

@@ -255,7 +255,7 @@ def model_row(given: Any, folder: Path) -> Any:
 
 
 def model_of(given: Any, loc: Loc, folder: Path, mistakes: Mistakes) -> Model | None:
-    """The model of a row; null after adding its mistakes. Relative paths start at `folder`."""
+    """The model of a row; None after adding its mistakes. Relative paths start at `folder`."""
     row = mistakes.checked(ModelRow, given, loc)
     if row is None:
         return None
@@ -305,7 +305,7 @@ def _shape(given: Any, loc: Loc, folder: Path, mistakes: Mistakes) -> tuple[str 
 
 
 def named_shape(given: str, loc: Loc, mistakes: Mistakes) -> names.Named | None:
-    """The known shape with this name; null after adding the mistake."""
+    """The known shape with this name; None after adding the mistake."""
     try:
         return names.named(given, otherwise="spell the shape out")
     except NotUnderstood as why:
@@ -516,18 +516,18 @@ def weights_format(variant: Variant) -> str:
 
 
 def quant_of(variant: Variant) -> str | None:
-    """The requested quantization or the stack's default; null: as stored."""
+    """The requested quantization or the stack's default; None: as stored."""
     quant = _option_of(variant, "quant")
     return None if quant is None else str(quant)
 
 
 def weights_of(model: Model, variant: Variant) -> Weights | None:
-    """The weights that a variant loads, placeholders in place; null: its stack could load none."""
+    """The weights that a variant loads, placeholders in place; None: its stack could load none."""
     return model.weights_for(weights_format(variant), quant_of(variant))
 
 
 def bits_of(variant: Variant) -> int | None:
-    """The requested bits of GPTQ or AWQ weights, 4 by default; null for other stacks."""
+    """The requested bits of GPTQ or AWQ weights, 4 by default; None for other stacks."""
     if weights_format(variant) not in FORMATS:
         return None
     bits = _option_of(variant, "bits")
@@ -559,7 +559,7 @@ def _word(value: Scalar) -> str:
 
 
 def exclusion(given: Any, loc: Loc, used: set[str], mistakes: Mistakes) -> Exclude | None:
-    """The rule of a row; null after adding its mistakes. `used`: the stacks of the variants."""
+    """The rule of a row; None after adding its mistakes. `used`: the stacks of the variants."""
     if not isinstance(given, dict) or not given:
         what = expected("a mapping such as {model: qwen*, quant: q4_0}", given)
         mistakes.add(loc, "is empty, which would exclude everything" if given == {} else what)

@@ -47,7 +47,7 @@ _PYTHON_ERROR = re.compile(r"[\w.]*(?:Error|Exception): (?P<what>.+)")
 
 def why_not(python: Path, module: str) -> str | None:
     """Why a module does not import under an environment's python, e.g. built for another torch or a missing
-    library; null if it imports."""
+    library; None if it imports."""
     # Importing a kernel needs no GPU; hide it, since a measurement may be using it.
     variables = for_builds(os.environ) | {"CUDA_VISIBLE_DEVICES": ""}
     try:
@@ -128,8 +128,8 @@ class Adopted:
 class Interpreter:
     """An environment that exists: its python (never resolved: following the symlink leaves it), versions.
 
-    `imports`: each compiled module of its kernels, null or why it does not import; `lacking`: each optional
-    package that it does not have, and why. `adopted`: null where the harness built it.
+    `imports`: each compiled module of its kernels, None or why it does not import; `lacking`: each optional
+    package that it does not have, and why. `adopted`: None where the harness built it.
     """
 
     environment: Environment
@@ -175,7 +175,7 @@ _DESCRIBE = Path(__file__).parent / "inside" / "describe.py"
 
 
 class Distribution(TypedDict, total=False):
-    """`name`: as written; `cuda`: of torch, the version that it is built for; null for none."""
+    """`name`: as written; `cuda`: of torch, the version that it is built for; None for none."""
 
     name: str
     version: str
@@ -197,7 +197,7 @@ Distributions = Mapping[str, Distribution]
 
 
 def find(environment: Environment) -> Interpreter | None:
-    """The interpreter adopted for an environment as its header pins it; null if none is.
+    """The interpreter adopted for an environment as its header pins it; None if none is.
 
     Raises EnvironmentFailed: it can no longer be used.
     """
@@ -255,7 +255,7 @@ def keep(interpreter: Interpreter) -> None:
 
 
 def forget(environment: Environment) -> Path | None:
-    """Give up an adopted interpreter and return its python, which stays as it is; null if none is adopted."""
+    """Give up an adopted interpreter and return its python, which stays as it is; None if none is adopted."""
     python = _python(environment)
     _file(environment).unlink(missing_ok=True)
     return python

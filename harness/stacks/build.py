@@ -73,7 +73,7 @@ def _version_of(nvcc: str) -> str:
 
 
 def lacks_cuda(environment: Environment, lock: Sequence[str]) -> str | None:
-    """Why an environment for CUDA was given a torch without it, as a clause; null if it was not.
+    """Why an environment for CUDA was given a torch without it, as a clause; None if it was not.
 
     With UV_TORCH_BACKEND=auto uv asks PyTorch's indexes of the CUDA versions that the driver runs, the newest
     first (for a driver newer than uv: the newest that it knows), and last the index for CPUs (uv-torch/src/
@@ -117,7 +117,7 @@ class Steps:
     progress: Callable[[str], None]
 
     def run(self, command: list[str], limit_s: float = inf) -> str | None:
-        """Why the command failed, as a clause; null if it did not. The limit kills it."""
+        """Why the command failed, as a clause; None if it did not. The limit kills it."""
         start = time.monotonic()
         begun = self.log.stat().st_size
         build = subprocess.Popen(
@@ -223,7 +223,7 @@ _COMPILERS = {
 
 
 def compiler() -> str | None:
-    """The program, null: none is on the PATH."""
+    """The program, None: none is on the PATH."""
     named = shlex.split(os.environ.get("CXX", ""))[:1]
     return next(filter(None, map(shutil.which, (*named, "c++", "g++", "clang++"))), None)
 

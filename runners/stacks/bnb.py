@@ -188,7 +188,7 @@ def _quantized(request: Request) -> nn.Module:
 
 
 def _stored_as(source: Path) -> tuple[str, bool] | None:
-    """The type of a checkpoint that bitsandbytes wrote, and whether its scales are quantized; null for any
+    """The type of a checkpoint that bitsandbytes wrote, and whether its scales are quantized; None for any
     other checkpoint. The defaults are those of BitsAndBytesConfig."""
     given = loading.quantization_in(source)
     if given.get("quant_method") != "bitsandbytes":

@@ -432,7 +432,7 @@ def _has_vnni() -> bool:
 
 
 def _os_threads() -> int | None:
-    """Threads of this process; null off Linux."""
+    """Threads of this process; None off Linux."""
     return len([*Path("/proc/self/task").iterdir()]) if sys.platform == "linux" else None
 
 

@@ -165,7 +165,7 @@ _virtual = VirtualTime()  # one for the process: the worker's clock and the sess
 
 
 def instruments(request: Request) -> Instruments | None:
-    """Instruments of virtual time; null if the worker's own are right."""
+    """Instruments of virtual time; None if the worker's own are right."""
     if request.options.get("clock") != "virtual":
         return None
     waits = request.job in ("generate", "fit") and disturbed()
@@ -376,7 +376,7 @@ class FakeSession:
         self._kv[pages.start : pages.stop : PAGE] = b"\1" * len(pages)
 
     def memory_state(self) -> tuple[int, int] | None:
-        """The leaked bytes; null without a leak."""
+        """The leaked bytes; None without a leak."""
         leaked = sum(map(len, self._leaked))
         return (leaked, leaked) if leaked else None
 

@@ -244,7 +244,7 @@ def _name(module: nn.Module) -> str | None:
 
 
 def probe(request: Request, say: Say) -> dict[str, Any]:
-    """Like torch_probe.probe; if nothing is measured also `kernels`: null for kernels that run here, else why
+    """Like torch_probe.probe; if nothing is measured also `kernels`: None for kernels that run here, else why
     not. The first call compiles each kernel, which takes minutes."""
     facts = torch_probe(request, say)
     if request.options.get("measure"):
@@ -259,7 +259,7 @@ def probe(request: Request, say: Say) -> dict[str, Any]:
 
 
 def _refusal(kernel: type[BaseQuantLinear], device: torch.device) -> str | None:
-    """gptqmodel's own reason to refuse a kernel for 4 bits, group size 128, fp16; null if it accepts."""
+    """gptqmodel's own reason to refuse a kernel for 4 bits, group size 128, fp16; None if it accepts."""
     settings = {"bits": 4, "group_size": 128, "desc_act": False, "sym": True, "pack_dtype": torch.int32}
     works, why = validate_quant_linear(kernel, device=device, dtype=torch.float16, **settings)
     if works:

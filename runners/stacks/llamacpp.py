@@ -253,7 +253,7 @@ def load(request: Request) -> LlamaSession:
 
 
 def _heard(model: int, request: Request) -> routing.LlamaHeard | None:
-    """For the experts that are asked for; null for a model without, or where groups of them are chosen
+    """For the experts that are asked for; None for a model without, or where groups of them are chosen
     first."""
     if "experts" not in request.files:
         return None
@@ -264,7 +264,7 @@ def _heard(model: int, request: Request) -> routing.LlamaHeard | None:
 
 def tokenize(request: Request, say: Say) -> dict[str, Any]:
     """The ids of workloads[0]["text"], nothing added, and the BOS that the vocabulary puts in front of a text
-    (null: none); null ids for a model without a vocabulary."""
+    (None: none); None ids for a model without a vocabulary."""
     text = request.workloads[0]["text"].encode()
     with opened(Path(request.model["path"]), vocab_only=True) as model:
         vocab = lib.llama_model_get_vocab(model)

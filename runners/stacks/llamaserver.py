@@ -173,7 +173,7 @@ def load(request: Request) -> OwnServer:
 
 def tokenize(request: Request, say: Say) -> dict[str, Any]:
     """The ids of workloads[0]["text"], nothing added, and the BOS that the vocabulary puts in front of a text
-    (null: none). Raises ServerError for a model without a vocabulary."""
+    (None: none). Raises ServerError for a model without a vocabulary."""
     params = _quiet_params(request)
     params.n_ctx, params.n_parallel = CONTEXT, 1
     params.warmup, params.no_extra_bufts = False, True  # the weights are mapped, never read or repacked

@@ -394,7 +394,7 @@ def _model_facts(model: nn.Module) -> dict[str, Any]:
 
 
 def _type_of(layer: nn.Module) -> str | None:
-    """The type of a layer's weights by our name; null: it has none."""
+    """The type of a layer's weights by our name; None: it has none."""
     if hasattr(layer, "bits"):
         return f"int{layer.bits}" if layer.mode == "affine" else layer.mode
     return TYPES.get(layer.weight.dtype) if "weight" in layer else None

@@ -298,7 +298,7 @@ class OrtSession:
         return 1 << 62
 
     def evaluated(self) -> None:
-        """Return null: the Generator counts tokens, not what it evaluates."""
+        """Return None: the Generator counts tokens, not what it evaluates."""
 
     def counters(self) -> dict[str, Any]:
         """Raises ValueError if the last logits are not numbers: a NaN stays in the KV cache."""

@@ -18,7 +18,7 @@ from harness.base import bounds, data
 from harness.campaign import other_processes, prompts, quality_text
 from harness.campaign.quality_text import TextError
 from harness.config import Quality, plan
-from harness.config.yaml_text import ConfigError
+from harness.config.mistakes import ConfigError
 
 MODEL = "austen-4m"
 ROOT = Path(__file__).parent.parent

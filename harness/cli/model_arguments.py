@@ -25,10 +25,13 @@ from harness.cli import Mistake, prompt_speed, say, wheels
 from harness.cli.options import unknown
 from harness.cli.shared_options import RESULTS
 from harness.config import Experiment
-from harness.config.experiment import REPO, Plain, Weights
+from harness.config.base import Plain
+from harness.config.experiment import REPO, Weights
 from harness.config.load import load, load_document
-from harness.config.variants import model_row, quant_of, repository, safe_name, weights_of
-from harness.config.yaml_text import Document, parse, suggestion
+from harness.config.mistakes import suggestion
+from harness.config.model_rows import model_row, repository, safe_name
+from harness.config.variants import quant_of, weights_of
+from harness.config.yaml_text import Document, parse
 from harness.models import find, gguf_files, hub, locate, served
 from harness.models.config_json import CONFIG
 from harness.models.find import Stored

@@ -73,7 +73,7 @@ def reserved(given: str | None) -> float | str | None:
     """Bytes, HEADLESS, or null, of these options."""
     if given is None or given == HEADLESS:
         return given
-    from harness.config.experiment import size_bytes
+    from harness.config.sizes import size_bytes
 
     return 0.0 if given == "0" else float(size_bytes(given))
 

@@ -18,8 +18,9 @@ from harness.base.text import list_named, printable
 from harness.cli import NOT_OK, OK, Mistake, options, say, theory_options
 from harness.cli.options import stored
 from harness.config import Model
+from harness.config.form import InlineShape
+from harness.config.model_rows import safe_name
 from harness.config.plan import Cell
-from harness.config.variants import InlineShape, safe_name
 from harness.models import check, layout, locate
 from harness.models.locate import WeightsError, read
 from harness.models.make import FULL_TYPES

@@ -20,8 +20,9 @@ from packaging.requirements import InvalidRequirement, Requirement
 from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 
-from harness.base.files import cache_folder, made, small_text, write_whole
+from harness.base.files import cache_folder, made, write_whole
 from harness.base.text import for_builds
+from harness.stacks.compiler_faults import NO_AMX, WHY_NO_AMX
 from harness.stacks.header import Environment, stacks
 from harness.stacks.inside.guard import kill_group
 
@@ -70,38 +71,6 @@ def why_not(python: Path, module: str) -> str | None:
     errors = [match["what"] for line in lines if (match := _PYTHON_ERROR.fullmatch(line))] or lines
     # Drop the environment's own folders from the message.
     return re.sub(r"(?<!\S)/\S*/", "", errors[-1])[:300] if errors else f"exit status {ran.returncode}"
-
-
-# Faults of this machine's C++ compiler that would crash the builds, and flags that work around them.
-
-
-# GCC before 11.5, 12.4, 13.3 and 14 declares only the first 8 of the 64 bytes that _tile_loadconfig reads,
-# and drops the others as unused (GCC bug 114098; seen with 12.2). llama.cpp's first product on a CPU with AMX
-# then ends in SIGILL (its pull request 26954). Without the macro it uses its AVX-512 kernels.
-_TILES = "include/amxtileintrin.h"
-_FAULTY = '__asm__ volatile ("ldtilecfg'
-NO_AMX = "-U__AMX_INT8__"
-WHY_NO_AMX = "built without AMX, whose tiles this compiler loses (GCC bug 114098)"
-
-
-def with_workarounds(environment: Environment) -> Environment:
-    """The environment with the flags that its source builds need on this machine; unchanged if none."""
-    if not environment.source_builds or not loses_tiles():
-        return environment
-    flags = {name: f"{os.environ.get(name, '')} {NO_AMX}".strip() for name in ("CFLAGS", "CXXFLAGS")}
-    return environment.model_copy(update={"variables": environment.variables | flags})
-
-
-@cache
-def loses_tiles(cpuinfo: Path = Path("/proc/cpuinfo"), compiler: str = "c++") -> bool:
-    """Whether code that is compiled here for this CPU would set AMX up wrongly."""
-    if " amx_int8" not in (small_text(cpuinfo) or ""):
-        return False
-    try:
-        answer = subprocess.run([compiler, f"-print-file-name={_TILES}"], capture_output=True, text=True)
-    except OSError:
-        return False
-    return _FAULTY in (small_text(Path(answer.stdout.strip())) or "")
 
 
 # An interpreter that a stack runs under: built by the harness, or adopted from the user.

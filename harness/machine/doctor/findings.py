@@ -10,9 +10,10 @@ from pathlib import Path
 
 from harness import machine
 from harness.base.files import cache_folder, free_disk, small_text
-from harness.stacks import adopted, build
+from harness.stacks import adopted, build, cxx
 from harness.stacks import header as stack_header
-from harness.stacks.adopted import WHY_NO_AMX, EnvironmentFailed, Interpreter
+from harness.stacks.adopted import EnvironmentFailed, Interpreter
+from harness.stacks.compiler_faults import WHY_NO_AMX
 from harness.stacks.header import stacks
 from harness.stacks.inside.features import FEATURES, Build
 
@@ -166,10 +167,10 @@ def disk() -> Finding:
 
 
 def compiler() -> Finding:
-    found = build.compiler()
+    found = cxx.compiler()
     if found is None:
         effect = "llama.cpp cannot be built and is unavailable"
-        return warn("C++ compiler", "none", effect, build.compiler_command())
+        return warn("C++ compiler", "none", effect, cxx.compiler_command())
     version = subprocess.run([found, "--version"], capture_output=True, text=True, check=False).stdout
     return ok("C++ compiler", version.splitlines()[0] if version else found)
 

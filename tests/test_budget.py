@@ -18,7 +18,7 @@ from harness.campaign import worker as campaign_worker
 from harness.campaign.memory_limit import MemoryLimit, mechanism_here
 from harness.campaign.repeat import WorkerReport
 from harness.config import plan
-from harness.config.experiment import size_bytes
+from harness.config.sizes import size_bytes
 from harness.machine.cgroups import cgroups_of, free_memory_bytes
 from harness.stacks.header import runners_folder
 from runners.protocol import Loaded, Phase, Tokens

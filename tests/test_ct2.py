@@ -8,13 +8,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import failed, records_below, settled
+from conftest import failed
 from small_checkpoints import configure, made, read, store
 from test_hf import PROMPT, request_of, said
 
 from harness.analysis.requested import option_mismatches
 from harness.campaign import worker as campaign_worker
-from harness.models import engine_files
 from harness.theory.decoder import dense, parameters
 from harness.theory.hf_config import SHAPES
 from runners.protocol import Done, Request
@@ -128,42 +127,6 @@ def logits_of(worker, request: Request, interpreter, tmp_path: Path, ids: list[i
     return np.load(tmp_path / "logits.npy")
 
 
-def test_check_weights_says_that_each_type_agrees_and_finds_a_file_of_other_weights(
-    harness, real_config, source, cache, hf_interpreter, ct2_interpreter
-):
-    model = {"name": "small", "weights": str(source(QWEN2))}
-    path = real_config({"stack": "ct2", "quant": [*QUANTS]}, model=model, new_tokens=12)
-    checks = harness("run", "--check-weights", path, "--json").json
-    assert {each["variant"]: each["verdict"] for each in checks} == dict.fromkeys(QUANTS, "agrees")
-    assert all(each["reference"].startswith("hf fp32") for each in checks)
-
-    for folder in cache.glob("weights/*/ct2"):
-        content = bytearray((folder / "model.bin").read_bytes())
-        begin = content.index(b"decoder/layer_1/ffn/linear_1/weight\0") + 100  # past its shape and type
-        content[begin : begin + 100_000] = bytes(100_000)  # most of a matrix
-        (folder / "model.bin").write_bytes(content)
-        engine_files.seal(folder)  # as if the converter had made it so
-    checks = harness("run", "--check-weights", path, "--fresh", "--json").json
-    assert {each["variant"]: each["verdict"] for each in checks} == dict.fromkeys(QUANTS, "wrong")
-    shutil.rmtree(cache / "weights")
-
-
-def test_a_conversion_that_was_cut_off_is_made_again_and_a_campaign_is_ok(
-    harness, real_config, source, cache, tmp_path, ct2_interpreter
-):
-    path = real_config({"stack": "ct2"}, model={"name": "small", "weights": str(source(LLAMA))})
-    ran = harness("run", path, "--json")
-    assert [settled(row) for row in ran.json] == ["ok"]
-    (record,) = records_below(tmp_path / "results")
-    assert record["model"]["weights"]["made"]["bytes"] > 100_000
-    (file,) = cache.glob("weights/*/ct2/model.bin")
-    whole = file.read_bytes()
-    file.write_bytes(whole[:5000])
-    ran = harness("run", path, "--fresh", "--json")
-    assert [settled(row) for row in ran.json] == ["ok"]
-    assert file.read_bytes() == whole
-
-
 def test_types_of_16_bits_are_said_to_need_a_gpu_and_are_no_measurement(
     harness, real_config, worker, source, convert, ct2_interpreter
 ):
@@ -216,16 +179,6 @@ def test_a_checkpoint_that_lacks_a_tensor_is_not_filled_up(source, convert, tmp_
         convert(path, "int8")
 
 
-def test_a_model_that_it_does_not_run_is_said_before_anything_is_made(harness, real_config, source, tmp_path):
-    path = configure(shutil.copytree(source(QWEN2), tmp_path / "other"), model_type="gemma2")
-    config = real_config({"stack": "ct2"}, model={"name": "other", "weights": str(path)})
-    why = f"{path}: is gemma2, which stack ct2 does not run; it runs gemma, llama, mistral, qwen2, qwen3"
-    assert why in harness("run", "--dry-run", config).words
-    scaled = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 4096}
-    configure(path, model_type="qwen2", rope_scaling=scaled)
-    assert "rope scaling" in harness("run", "--dry-run", config).words
-
-
 def test_windows_that_it_computes_wrongly_are_refused(worker, source, convert, ct2_interpreter, tmp_path):
     path = configure(shutil.copytree(source(QWEN2), tmp_path / "left-out"), use_sliding_window=True)
     with pytest.raises(
@@ -240,11 +193,3 @@ def test_windows_that_it_computes_wrongly_are_refused(worker, source, convert, c
     asked.workloads[0]["prompt"] = PROMPT[:8]
     loaded, ids, _ = said(worker(asked, ct2_interpreter))
     assert (loaded["kv_read"], loaded["window"], len(ids)) == ("window", 16, 12)
-
-
-def test_a_context_that_no_call_keeps_is_said_before_a_run(harness, real_config, source):
-    model = {"name": "small", "weights": str(source(QWEN2))}
-    path = real_config({"stack": "ct2"}, model=model, workloads=[{"kind": "prefill"}, {"kind": "max_ctx"}])
-    out = harness("run", "--dry-run", path).words
-    assert "ct2 does not run prefill: CTranslate2 keeps no context between two calls" in out
-    assert "ct2 does not run max_ctx: CTranslate2 fills a context only by decoding" in out

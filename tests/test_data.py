@@ -15,7 +15,7 @@ from harness import cli
 from harness.base import data
 from harness.base.files import strict_json
 from harness.config import own_machines
-from harness.config.yaml_text import Mistakes
+from harness.config.mistakes import Mistakes
 from harness.theory import machines, names
 from harness.theory.decoder import parameters
 from harness.theory.hf_config import SHAPES

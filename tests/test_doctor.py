@@ -21,8 +21,9 @@ from harness.machine.doctor import LEVELS, TABLES, Finding, cpu, gpu
 from harness.machine.doctor.builds import builds
 from harness.machine.doctor.check import findings
 from harness.records.kinds import wrong_with
-from harness.stacks import adopted
-from harness.stacks.adopted import WHY_NO_AMX, Interpreter
+from harness.stacks import compiler_faults
+from harness.stacks.adopted import Interpreter
+from harness.stacks.compiler_faults import WHY_NO_AMX
 from harness.stacks.header import stacks
 from harness.stacks.inside.features import FEATURES
 
@@ -555,7 +556,7 @@ def test_a_debug_python_is_a_fault_and_a_broken_one_unknown(tmp_path, tree, scri
 def test_the_real_build_of_llamacpp_is_a_release_for_this_cpu(llamacpp_interpreter):
     (finding,) = builds([llamacpp_interpreter])
     fine = ("ok", "for this CPU, without assertions")
-    assert (finding.level, finding.found) == (("warn", WHY_NO_AMX) if adopted.loses_tiles() else fine)
+    assert (finding.level, finding.found) == (("warn", WHY_NO_AMX) if compiler_faults.loses_tiles() else fine)
 
 
 # The command

@@ -15,7 +15,7 @@ import pytest
 from conftest import shell_script
 
 from harness import machine
-from harness.stacks import adopted, build
+from harness.stacks import build, compiler_faults
 from harness.stacks.adopted import EnvironmentFailed
 from harness.stacks.header import Environment, parse, stacks
 
@@ -400,18 +400,18 @@ def test_a_compiler_that_loses_amx_tiles_is_told_by_its_own_header(tmp_path, cpu
     if header:
         (tmp_path / "tiles.h").write_text(header)
     cxx = shell_script(tmp_path / "c++", f"echo {tmp_path}/tiles.h")
-    assert adopted.loses_tiles(tmp_path / "cpuinfo", str(cxx)) == loses
-    assert not adopted.loses_tiles(tmp_path / "cpuinfo", str(tmp_path / "no-such-compiler"))
+    assert compiler_faults.loses_tiles(tmp_path / "cpuinfo", str(cxx)) == loses
+    assert not compiler_faults.loses_tiles(tmp_path / "cpuinfo", str(tmp_path / "no-such-compiler"))
 
 
 def test_only_what_is_built_from_source_there_is_built_without_amx(monkeypatch):
     from_source = stacks()["llamacpp"].environments["cpu"]
     wheels = stacks()["hf"].environments["cpu"]
-    monkeypatch.setattr(adopted, "loses_tiles", lambda: True)
+    monkeypatch.setattr(compiler_faults, "loses_tiles", lambda: True)
     monkeypatch.setenv("CXXFLAGS", "-O3")
-    made = adopted.with_workarounds(from_source)
+    made = compiler_faults.with_workarounds(from_source)
     assert made.variables["CXXFLAGS"] == "-O3 -U__AMX_INT8__"
     assert made.variables["CMAKE_ARGS"] == from_source.variables["CMAKE_ARGS"]
-    assert adopted.with_workarounds(made) == made
-    assert adopted.with_workarounds(wheels) == wheels
+    assert compiler_faults.with_workarounds(made) == made
+    assert compiler_faults.with_workarounds(wheels) == wheels
     assert build.key_of(made) != build.key_of(from_source)

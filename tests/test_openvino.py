@@ -2,21 +2,19 @@
 requested and what the checkpoint holds, or is no measurement."""
 
 import os
-import re
 import shutil
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import built, failed, settled, told
+from conftest import built, failed, told
 from small_checkpoints import configure, made
 from test_hf import PROMPT, request_of, said
 from test_packed_stacks import logits
 
 from harness.analysis.requested import option_mismatches
 from harness.campaign import worker as campaign_worker
-from harness.models import engine_files
 from harness.theory.decoder import dense, parameters
 from harness.theory.hf_config import SHAPES
 from runners.protocol import Done, Request
@@ -199,68 +197,6 @@ def test_errors_of_openvino_and_nncf_are_their_reasons(
     odd = source(dense("llama", 256, 128, 4, 224, 4, 2, 32))  # 224 inputs make no groups of 128
     with pytest.raises(campaign_worker.JobFailed, match="group-wise quantization with group size value 128"):
         convert(odd, quant="int4")
-
-
-def test_a_campaign_measures_and_checks_each_type_finds_other_weights_and_makes_cut_files_again(
-    harness, real_config, source, cache, openvino_interpreter, hf_interpreter
-):
-    model = {"name": "small", "weights": str(source(QWEN2))}
-    path = real_config({"stack": "openvino", "quant": [*TYPES]}, model=model)
-    before = set(cache.glob("weights/*/openvino"))
-    # On a busy machine a token may be handed over 15 ms late, which must be less than 2% of the decode.
-    timed = real_config({"stack": "openvino", "quant": [*TYPES]}, model=model, new_tokens=400, name="timed")
-    ran = harness("run", timed, "--json")
-    assert [settled(row) for row in ran.json] == ["ok", "ok", "ok"], ran
-    checks = harness("run", "--check-weights", path, "--json").json
-    assert {check["variant"]: check["verdict"] for check in checks} == dict.fromkeys(TYPES, "agrees")
-
-    (fp16,) = (each for each in set(cache.glob("weights/*/openvino")) - before if types_in(each) == {"f16"})
-    data = bytearray((fp16 / "openvino_model.bin").read_bytes())
-    at, size = place_of("model.layers.1.mlp.up_proj.weight", fp16)
-    data[at : at + size] = data[at : at + size][::-1]
-    (fp16 / "openvino_model.bin").write_bytes(data)
-    engine_files.seal(fp16)  # no longer known to be damaged
-    one = real_config({"stack": "openvino", "quant": "fp16"}, model=model)
-    assert [each["verdict"] for each in harness("run", "--check-weights", one, "--fresh", "--json").json] == [
-        "wrong"
-    ]
-    (fp16 / "openvino_model.bin").write_bytes(data[:100])
-    assert [each["verdict"] for each in harness("run", "--check-weights", one, "--fresh", "--json").json] == [
-        "agrees"
-    ]
-
-
-def types_in(folder: Path) -> set[str]:
-    """Of the weights of projections."""
-    found = re.findall(
-        r'name="[^"]*_proj.weight" type="Const"[^>]*>\s*<data element_type="(\w+)"', ir(folder)
-    )
-    return set(found)
-
-
-def place_of(name: str, folder: Path) -> tuple[int, int]:
-    """Offset and size of a tensor in the file of weights."""
-    found = re.search(
-        rf'name="{name}" type="Const"[^>]*>\s*<data [^>]*offset="(\d+)" size="(\d+)"', ir(folder)
-    )
-    assert found
-    return int(found[1]), int(found[2])
-
-
-def ir(folder: Path) -> str:
-    return (folder / "openvino_model.xml").read_text()
-
-
-def test_what_it_cannot_run_is_said_before_anything_is_made(harness, real_config, source):
-    gemma = source(LLAMA, model_type="gemma3_text")
-    model = {"name": "small", "weights": str(gemma)}
-    ran = harness("run", real_config({"stack": "openvino"}, model=model), "--dry-run")
-    why = "is gemma3_text, which stack openvino does not run; it runs llama, qwen2, qwen3"
-    assert why in ran.words
-    scaled = source(LLAMA, rope_parameters={"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0})
-    model = {"name": "small", "weights": str(scaled)}
-    ran = harness("run", real_config({"stack": "openvino"}, model=model), "--dry-run")
-    assert "which stack openvino does not run for llama" in ran.words
 
 
 def test_groups_that_do_not_divide_a_layer_are_known_to_leave_it(harness, real_config, source):

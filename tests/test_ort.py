@@ -7,12 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import Ran, failures, records_below
+from conftest import failures, records_below
 from small_checkpoints import made
 from test_hf import PROMPT, request_of, said
 
 from harness.campaign import worker as campaign_worker
-from harness.models import engine_files
 from harness.stacks.adopted import Interpreter
 from harness.stacks.header import runners_folder, stacks
 from harness.theory.decoder import dense, dense_like, parameters
@@ -21,11 +20,6 @@ from runners.protocol import Request
 QUANTS = ("int4", "int8", "fp32")
 SHAPE = dense("qwen2", 640, 256, 4, 384, 4, 2, 64, qkv_bias=True)
 LINEARS = 5 * SHAPE.count + 1  # q, k and v are one matrix; with lm_head
-SURFACE = [
-    {"kind": "prefill", "lengths": [1, 4, 20], "depth": [0, 90], "passes": 2},
-    {"kind": "depth", "depths": [0, 300], "window": 8, "stop_at": "90%", "most_windows": 4},
-    {"kind": "turns", "first": 30, "each": 12, "new_tokens": 4, "turns": 2},
-]
 
 
 @pytest.fixture(scope="module")
@@ -93,41 +87,6 @@ def test_every_type_runs_and_is_named_by_the_nodes_that_ran(harness, write, tmp_
     assert sizes["int4"] < sizes["int8"] < sizes["fp32"] / 2
 
 
-def test_the_logits_are_those_of_the_checkpoint(harness, write, ort_interpreter, hf_interpreter):
-    ran = harness("run", "--check-weights", write(*QUANTS), "--json")
-    assert {check["variant"]: check["verdict"] for check in ran.json} == dict.fromkeys(QUANTS, "agrees")
-
-
-@pytest.fixture
-def other(cache: Path, harness: Callable[..., Ran], write: Callable[..., Path], tmp_path: Path) -> Any:
-    """A config of int8 of a checkpoint of the test's own, and the folder that a run made of it."""
-    before = set(cache.glob("weights/*/ort"))
-    path = write("int8", weights=made(tmp_path / "other", dense_like(SHAPE, layers=2)))
-    assert failures(harness("run", path, "--json").json) == []
-    (folder,) = set(cache.glob("weights/*/ort")) - before
-    return path, folder
-
-
-def test_files_with_other_weights_are_wrong(harness, ort_interpreter, hf_interpreter, other):
-    path, folder = other
-    content = bytearray((folder / "model.onnx.data").read_bytes())
-    half = len(content) // 2
-    content[half:] = bytes(reversed(content[half:]))
-    (folder / "model.onnx.data").write_bytes(content)
-    engine_files.seal(folder)
-    assert harness("run", "--check-weights", path, "--json").json[0]["verdict"] == "wrong"
-
-
-def test_a_conversion_that_was_cut_off_is_made_again(harness, ort_interpreter, other):
-    path, folder = other
-    whole = (folder / "model.onnx.data").read_bytes()
-    (folder / "model.onnx.data").write_bytes(whole[:-100])
-    ran = harness("run", path, "--fresh", "--json")
-    assert failures(ran.json) == []
-    assert "convert small for ort" in ran.err
-    assert (folder / "model.onnx.data").read_bytes() == whole
-
-
 def test_an_end_of_text_ends_nothing_and_changes_no_id(worker, converted, ort_interpreter):
     folder, asked = converted()
     _, ids, _ = said(worker(asked(), ort_interpreter))
@@ -159,12 +118,6 @@ def test_what_the_engine_did_not_take_is_seen(
     assert says in reasons(harness("run", write(quant), "--json").json)
 
 
-def test_a_context_is_cut_and_deepened_and_conversations_reuse_it(harness, write, ort_interpreter):
-    ran = harness("run", write("int4", workloads=SURFACE), "--json")
-    assert failures(ran.json) == []
-    assert {row["workload"] for row in ran.json} >= {"prefill", "depth", "turns"}
-
-
 @pytest.mark.parametrize("quant", ["int4", "fp32"])
 def test_a_tied_embedding_is_counted_once(worker, converted, ort_interpreter, tmp_path, quant):
     tied = dense_like(SHAPE, tied=True)
@@ -188,13 +141,6 @@ def test_a_layer_that_the_builder_takes_for_lm_head_fails_in_a_sentence(
     shape = dense_like(SHAPE, intermediate_size=640)  # as many as the vocabulary has words
     ran = harness("run", write("int4", weights=made(tmp_path / "alike", shape)), "--json")
     assert "takes for lm_head" in reasons(ran.json)
-
-
-def test_a_model_that_it_does_not_run_is_said_before_a_run(harness, write, tmp_path):
-    shape = dense("llama", 640, 256, 1, 384, 4, 2, 64, window=512)
-    path = write("int4", weights=made(tmp_path / "mistral", shape))
-    why = "is mistral, which stack ort does not run; it runs llama, qwen2, qwen3"
-    assert why in harness("run", path, "--dry-run").words
 
 
 def test_what_it_cannot_do_is_said_before_a_run(harness, write):

@@ -19,7 +19,7 @@ from harness.campaign import device_lock, quality_text
 from harness.campaign.quality_text import TextError
 from harness.campaign.tokenized_text import tokenized
 from harness.config import Quality, plan
-from harness.config.yaml_text import ConfigError
+from harness.config.mistakes import ConfigError
 
 MODEL = "austen-4m"
 ROOT = Path(__file__).parent.parent

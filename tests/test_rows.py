@@ -5,7 +5,7 @@ from collections import Counter
 from itertools import pairwise
 from typing import Any
 
-from harness.config.experiment import Windows
+from harness.config.workloads import Windows
 from harness.stacks.header import stacks
 from runners.protocol import Instruments, Rows
 from runners.stacks import fake

@@ -1,26 +1,18 @@
 """Real sessions, moved through their context: fed, stepped, cut, copied, brought back. No latencies."""
 
 import json
-from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import failures, stored_in, told
+from conftest import stored_in, told
 
 from harness import records
-from harness.analysis import depth as analysis_depth
 from harness.stacks.header import stacks
 from runners.protocol import Request
 
 N_CTX = 128
-WORKLOADS: list[dict[str, Any]] = [
-    {"kind": "prefill", "lengths": [1, 4, 20], "depth": [0, 90], "passes": 2},
-    {"kind": "depth", "depths": [0, 300], "window": 8, "stop_at": "90%", "most_windows": 4},
-    {"kind": "turns", "first": 30, "each": 5, "new_tokens": 4, "turns": 2},
-]
-
 # Distances are shares of the right logits' length. `shifted`: those of one token further.
 MOVES = """
 import json, sys
@@ -116,47 +108,6 @@ def test_a_static_cache_says_that_it_cannot_be_cut_and_can_be_emptied(hf_interpr
     request = request_of("hf", checkpoint("tiny-qwen2"), cache="static")
     said = told(hf_interpreter, UNCUT.format(request=request))
     assert said == ["a static cache cannot be cut to fewer tokens", "0"]
-
-
-@pytest.fixture
-def measured(harness, real_config, tmp_path: Path) -> Callable[..., dict[str, Any]]:
-    """What a variant did, by kind of workload, after checks that hold on any machine."""
-
-    def run(variant: dict[str, Any]) -> dict[str, Any]:
-        path = real_config(variant, workloads=WORKLOADS, warmup={"tolerance": 0.9, "at_least_s": 0})
-        rows = harness("run", path, "--json").json
-        assert failures(row for row in rows if row["workload"] != "turns") == []
-        stored = stored_in(tmp_path / "results")
-        assert len(stored) == len(WORKLOADS)
-        for each in stored:
-            assert each.record["outcome"] == "ok", each.record["reason"]
-            # Without a table no times are compared.
-            assert analysis_depth.surface_faults(each.record, {}) == []
-            assert records.table(each)
-        return {each.record["workload"]["kind"]: each.record["done"]["surface"] for each in stored}
-
-    return run
-
-
-def check_passes(said: dict[str, Any]) -> None:
-    passes = {(check["depth"], check["n"]) for check in said["prefill"]["checks"]}
-    assert passes == {(depth, n) for depth in (0, 90) for n in (1, 4, 20)}
-    assert all(check["distance"] < check["control"] / 2 for check in said["prefill"]["checks"])
-
-
-@pytest.mark.first_tier
-def test_llamacpp_times_passes_windows_and_turns_and_counts_what_it_was_fed(measured, llamacpp_interpreter):
-    said = measured({"stack": "llamacpp", "quant": "f16"})
-    check_passes(said)
-    counted = [(turn["reuse"], turn["fed"], turn["evaluated"]) for turn in said["turns"]["counted"]]
-    assert counted == [(0, 30, 30), (0, 39, 39), (1, 30, 30), (1, 6, 6)]
-
-
-@pytest.mark.first_tier
-def test_transformers_times_passes_windows_and_turns(measured, hf_interpreter):
-    said = measured({"stack": "hf"})
-    check_passes(said)
-    assert said["turns"]["counted"] == []
 
 
 def test_a_static_cache_times_first_passes_and_turns_without_a_prefix(

@@ -27,7 +27,6 @@ from harness.dataset.study import load_study
 from harness.records.files import write_columns
 from harness.report import cell_tables, workloads
 from harness.report import page as report_page
-from harness.stacks.header import stacks
 from harness.theory.floors import Ceiling, Demand, Reach, batch_floor_s, compute_bound_users, decode_floor_s
 from runners.protocol import Answer
 from runners.workloads.users import rows
@@ -209,15 +208,6 @@ def test_ids_that_differ_from_those_of_one_user_alone_are_a_note(of_fake):
     record["done"]["surface"]["alike"][0] = {"concurrency": 4, "tokens": 5}
     (note,) = analysis.notes(record, records.table(stored))
     assert note.detail.startswith("with 4 users at once, the first 5 of 12 greedy ids are those of one user")
-
-
-def test_stacks_that_serve_one_user_leave_the_workload_out_with_one_sentence(harness, tmp_path):
-    able = {name for name, header in stacks().items() if "users" not in header.cannot}
-    assert able == {"fake", "http", "llamacpp", "llamaserver", "vllm"}
-    keys = {"workloads": [{"kind": "batch"}]}
-    path = write_config(tmp_path / "c.yaml", [{"stack": "bnb", "quant": "nf4"}], PROTOCOL, keys)
-    ran = harness("run", path, "--dry-run")
-    assert "bnb does not run batch: it serves one user at a time" in ran.words + ran.err
 
 
 # Servers

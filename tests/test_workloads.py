@@ -14,9 +14,9 @@ from harness import config
 from harness.campaign import forecast
 from harness.campaign.forecast import Device
 from harness.config import ConfigError, Experiment, plan
-from harness.config.experiment import Prefill, Turns, Windows
 from harness.config.plan import Cell
 from harness.config.schema import schema
+from harness.config.workloads import Prefill, Turns, Windows
 
 SMALL: dict[str, Any] = {
     "models": [{"shape": "tiny-qwen2"}],

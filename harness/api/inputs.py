@@ -57,7 +57,7 @@ def reserved(size: str | None) -> float | str | None:
     """Bytes of a size such as 300MiB; HEADLESS and None as they are."""
     if size is None or size == HEADLESS:
         return size
-    from harness.config.experiment import size_bytes
+    from harness.config.sizes import size_bytes
 
     return 0.0 if size == "0" else float(size_bytes(size))
 

@@ -22,10 +22,13 @@ from harness.base.files import Mistake, is_local, write_whole
 from harness.base.nvml import Gpu, visible_gpus
 from harness.base.text import list_named, plural, say, server_address, shortened, sized, unknown
 from harness.config import Experiment
-from harness.config.experiment import REPO, Plain, Weights
+from harness.config.base import Plain
+from harness.config.experiment import REPO, Weights
 from harness.config.load import load, load_document
-from harness.config.variants import model_row, quant_of, repository, safe_name, weights_of
-from harness.config.yaml_text import Document, parse, suggestion
+from harness.config.mistakes import suggestion
+from harness.config.model_rows import model_row, repository, safe_name
+from harness.config.variants import quant_of, weights_of
+from harness.config.yaml_text import Document, parse
 from harness.models import find, gguf_files, hub, locate, served
 from harness.models.config_json import CONFIG
 from harness.models.find import Stored

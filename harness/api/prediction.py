@@ -20,8 +20,9 @@ from harness.base.nvml import Gpu, visible_gpus
 from harness.base.text import list_named, printable, say, unknown
 from harness.config import Model
 from harness.config.experiment import Scalar
+from harness.config.form import InlineShape
+from harness.config.model_rows import safe_name
 from harness.config.plan import Cell
-from harness.config.variants import InlineShape, safe_name
 from harness.models import check, layout, locate
 from harness.models.locate import WeightsError, read
 from harness.models.make import FULL_TYPES

@@ -12,7 +12,7 @@ from harness.config import ConfigError, Experiment, plan
 from harness.config.plan import Cell
 from harness.config.yaml_text import Document
 from harness.models.locate import WeightsError
-from harness.stacks import build
+from harness.stacks import build, cxx
 from harness.stacks.adopted import EnvironmentFailed
 from harness.stacks.header import Environment, stacks
 
@@ -33,7 +33,7 @@ def instead(
     family = found.device.partition(":")[0]
     (stack,) = {variant.stack for variant in found.variants}
     usual = stacks()[stack].environment_for(family)
-    wheels = build.from_wheels(usual) if usual else None
+    wheels = cxx.from_wheels(usual) if usual else None
     if usual is None or wheels is None or not all(map(_is_gguf_as_stored, plan.cells(found))):
         return made
     rows = [row | {"stack": wheels.stack} for row in made.data["variants"]]
@@ -88,7 +88,7 @@ def _reason(usual: Environment, wheels: Environment) -> str:
     """Why the stack in wheels runs, and how to measure the usual one."""
     device = f" --device {usual.device}" if usual.device != "cpu" else ""
     build_it = f"harness env create {usual.stack}{device}"
-    needs = "" if build.compiler() else f" (needs a C++ compiler: {build.compiler_command()})"
+    needs = "" if cxx.compiler() else f" (needs a C++ compiler: {cxx.compiler_command()})"
     if wheels.device == usual.device:
         return (
             f"{usual.stack} is not built here: {wheels.stack}, which comes as wheels, is measured instead; to"

@@ -13,8 +13,8 @@ from harness.campaign.prepare import Preparation
 from harness.campaign.repeat import NotReady
 from harness.cli import NOT_OK, OK, Mistake, say
 from harness.config import Decode, Model, Variant, Weights
+from harness.config.model_rows import safe_name
 from harness.config.plan import Cell
-from harness.config.variants import safe_name
 from harness.models.locate import Ready
 from harness.models.make import SOURCE_QUANT
 from harness.stacks import build

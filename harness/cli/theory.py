@@ -57,8 +57,8 @@ def _known(own: Path | None) -> tuple[Known, Mapping[str, Machine]]:
     machines = known_machines()
     if own is None:
         return Known(), machines
-    from harness.config.load import load_own_model
-    from harness.config.yaml_text import ConfigError
+    from harness.config.mistakes import ConfigError
+    from harness.config.own_model import load_own_model
 
     try:
         shapes, of_file = load_own_model(own)

@@ -92,7 +92,7 @@ def reserve(text: str) -> str:
     """A size with a unit, or 0."""
     if text != "0":
         from harness.base.text import shortened
-        from harness.config.experiment import size_bytes  # pydantic takes 0.1 s
+        from harness.config.sizes import size_bytes  # pydantic takes 0.1 s
 
         try:
             size_bytes(text)

@@ -10,8 +10,9 @@ from pydantic import Field
 
 from harness.base import bounds, data
 from harness.base.files import read_regular
-from harness.config.experiment import Frozen
-from harness.config.yaml_text import ConfigError, Document, Loc, Mistakes, expected, suggestion
+from harness.config.base import Frozen
+from harness.config.mistakes import ConfigError, Loc, Mistakes, expected, suggestion
+from harness.config.yaml_text import Document
 from harness.theory.machines import CITED, DOCUMENTS, MACHINES, Machine, Machines, machine
 from harness.theory.names import LONGEST
 

@@ -47,7 +47,7 @@ class Cell:
 
     @property
     def quant(self) -> str | None:
-        """The requested quantization, or the stack's default; null: as stored."""
+        """The requested quantization, or the stack's default; None: as stored."""
         return quant_of(self.variant)
 
     @property
@@ -57,13 +57,13 @@ class Cell:
 
     @property
     def packing(self) -> Packing | None:
-        """The requested GPTQ or AWQ packing, with the default group size; null for other formats."""
+        """The requested GPTQ or AWQ packing, with the default group size; None for other formats."""
         bits = bits_of(self.variant)
         return Packing(self.weights_format, bits) if bits else None
 
     @property
     def source(self) -> Weights | None:
-        """The source of its weights, placeholders filled in; null if the model has none in this format."""
+        """The source of its weights, placeholders filled in; None if the model has none in this format."""
         given = weights_of(self.model, self.variant)
         return given and given.filled(self.quant, self.packing.bits if self.packing else None)
 
@@ -95,7 +95,7 @@ class Cell:
 
     def impossible(self, threads: int) -> str | None:
         """Why its stack cannot run the workload: it lacks what that needs, or its KV cache cannot be cut to
-        fewer tokens; null otherwise."""
+        fewer tokens; None otherwise."""
         cannot = self.header.cannot
         if why := cannot.get(self.workload.kind) or cannot.get(self.workload.needs or ""):
             return f"{self.variant.stack} does not run {self.workload.kind}: {why}"

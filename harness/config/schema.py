@@ -10,9 +10,7 @@ import json
 from pydantic import BaseModel
 from pydantic.json_schema import JsonSchemaValue, models_json_schema
 
-from harness.config.experiment import KINDS
-from harness.config.variants import (
-    EXCLUDED_BY,
+from harness.config.form import (
     File,
     FormatWeights,
     HubWeights,
@@ -20,8 +18,9 @@ from harness.config.variants import (
     ModelRow,
     PathWeights,
     SyntheticWeights,
-    variant_row,
 )
+from harness.config.variants import EXCLUDED_BY, variant_row
+from harness.config.workloads import KINDS
 from harness.stacks.header import stacks
 from harness.theory.hf_config import SHAPES
 from harness.theory.tensors import ALL_QUANTS

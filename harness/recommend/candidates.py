@@ -17,9 +17,9 @@ from harness.campaign.forecast import Device
 from harness.campaign.loaded_model import bytes_of_shape, engine_of, held_model, kv_element_bytes
 from harness.config import Decode, Model, Variant
 from harness.config.experiment import Scalar
+from harness.config.mistakes import Mistakes
 from harness.config.plan import Cell, known_failures
 from harness.config.variants import expanded, varied
-from harness.config.yaml_text import Mistakes
 from harness.recommend.traits import (
     BEFORE_TENSOR_CORES,
     BOARD,

@@ -20,8 +20,9 @@ from packaging.requirements import InvalidRequirement, Requirement
 from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 
-from harness.base.files import cache_folder, made, small_text, write_whole
+from harness.base.files import cache_folder, made, write_whole
 from harness.base.variables import for_builds
+from harness.stacks.compiler_faults import NO_AMX, WHY_NO_AMX
 from harness.stacks.header import Environment, stacks
 from harness.stacks.inside.guard import kill_group
 
@@ -47,7 +48,7 @@ _PYTHON_ERROR = re.compile(r"[\w.]*(?:Error|Exception): (?P<what>.+)")
 
 def why_not(python: Path, module: str) -> str | None:
     """Why a module does not import under an environment's python, e.g. built for another torch or a missing
-    library; null if it imports."""
+    library; None if it imports."""
     # Importing a kernel needs no GPU; hide it, since a measurement may be using it.
     variables = for_builds(os.environ) | {"CUDA_VISIBLE_DEVICES": ""}
     try:
@@ -70,38 +71,6 @@ def why_not(python: Path, module: str) -> str | None:
     errors = [match["what"] for line in lines if (match := _PYTHON_ERROR.fullmatch(line))] or lines
     # Drop the environment's own folders from the message.
     return re.sub(r"(?<!\S)/\S*/", "", errors[-1])[:300] if errors else f"exit status {ran.returncode}"
-
-
-# Faults of this machine's C++ compiler that would crash the builds, and flags that work around them.
-
-
-# GCC before 11.5, 12.4, 13.3 and 14 declares only the first 8 of the 64 bytes that _tile_loadconfig reads,
-# and drops the others as unused (GCC bug 114098; seen with 12.2). llama.cpp's first product on a CPU with AMX
-# then ends in SIGILL (its pull request 26954). Without the macro it uses its AVX-512 kernels.
-_TILES = "include/amxtileintrin.h"
-_FAULTY = '__asm__ volatile ("ldtilecfg'
-NO_AMX = "-U__AMX_INT8__"
-WHY_NO_AMX = "built without AMX, whose tiles this compiler loses (GCC bug 114098)"
-
-
-def with_workarounds(environment: Environment) -> Environment:
-    """The environment with the flags that its source builds need on this machine; unchanged if none."""
-    if not environment.source_builds or not loses_tiles():
-        return environment
-    flags = {name: f"{os.environ.get(name, '')} {NO_AMX}".strip() for name in ("CFLAGS", "CXXFLAGS")}
-    return environment.model_copy(update={"variables": environment.variables | flags})
-
-
-@cache
-def loses_tiles(cpuinfo: Path = Path("/proc/cpuinfo"), compiler: str = "c++") -> bool:
-    """Whether code that is compiled here for this CPU would set AMX up wrongly."""
-    if " amx_int8" not in (small_text(cpuinfo) or ""):
-        return False
-    try:
-        answer = subprocess.run([compiler, f"-print-file-name={_TILES}"], capture_output=True, text=True)
-    except OSError:
-        return False
-    return _FAULTY in (small_text(Path(answer.stdout.strip())) or "")
 
 
 # An interpreter that a stack runs under: built by the harness, or adopted from the user.
@@ -128,8 +97,8 @@ class Adopted:
 class Interpreter:
     """An environment that exists: its python (never resolved: following the symlink leaves it), versions.
 
-    `imports`: each compiled module of its kernels, null or why it does not import; `lacking`: each optional
-    package that it does not have, and why. `adopted`: null where the harness built it.
+    `imports`: each compiled module of its kernels, None or why it does not import; `lacking`: each optional
+    package that it does not have, and why. `adopted`: None where the harness built it.
     """
 
     environment: Environment
@@ -175,7 +144,7 @@ _DESCRIBE = Path(__file__).parent / "inside" / "describe.py"
 
 
 class Distribution(TypedDict, total=False):
-    """`name`: as written; `cuda`: of torch, the version that it is built for; null for none."""
+    """`name`: as written; `cuda`: of torch, the version that it is built for; None for none."""
 
     name: str
     version: str
@@ -197,7 +166,7 @@ Distributions = Mapping[str, Distribution]
 
 
 def find(environment: Environment) -> Interpreter | None:
-    """The interpreter adopted for an environment as its header pins it; null if none is.
+    """The interpreter adopted for an environment as its header pins it; None if none is.
 
     Raises EnvironmentFailed: it can no longer be used.
     """
@@ -255,7 +224,7 @@ def keep(interpreter: Interpreter) -> None:
 
 
 def forget(environment: Environment) -> Path | None:
-    """Give up an adopted interpreter and return its python, which stays as it is; null if none is adopted."""
+    """Give up an adopted interpreter and return its python, which stays as it is; None if none is adopted."""
     python = _python(environment)
     _file(environment).unlink(missing_ok=True)
     return python

@@ -27,9 +27,10 @@ from harness.base.files import cache_folder, exclusive, own_inside, write_whole
 from harness.base.nvml import compute_capabilities, nvidia_gpus
 from harness.base.system import python_in
 from harness.base.variables import for_builds, redacted
-from harness.stacks import adopted
+from harness.stacks import adopted, compiler_faults
 from harness.stacks.adopted import EnvironmentFailed, Interpreter
-from harness.stacks.header import Environment, stacks
+from harness.stacks.cxx import compiler, compiler_command, without_compiler
+from harness.stacks.header import Environment
 from harness.stacks.inside.guard import kill_group
 
 # Environments for NVIDIA GPUs: what their source builds are compiled for and with, and whether the torch in
@@ -73,7 +74,7 @@ def _version_of(nvcc: str) -> str:
 
 
 def lacks_cuda(environment: Environment, lock: Sequence[str]) -> str | None:
-    """Why an environment for CUDA was given a torch without it, as a clause; null if it was not.
+    """Why an environment for CUDA was given a torch without it, as a clause; None if it was not.
 
     With UV_TORCH_BACKEND=auto uv asks PyTorch's indexes of the CUDA versions that the driver runs, the newest
     first (for a driver newer than uv: the newest that it knows), and last the index for CPUs (uv-torch/src/
@@ -117,7 +118,7 @@ class Steps:
     progress: Callable[[str], None]
 
     def run(self, command: list[str], limit_s: float = inf) -> str | None:
-        """Why the command failed, as a clause; null if it did not. The limit kills it."""
+        """Why the command failed, as a clause; None if it did not. The limit kills it."""
         start = time.monotonic()
         begun = self.log.stat().st_size
         build = subprocess.Popen(
@@ -209,47 +210,6 @@ def _why(log: Path, begun: int) -> str:
     return " ".join([*reason[:1], *more])[:400] or "no output"
 
 
-# The C++ compiler of source builds; CMake and Ninja come as packages.
-
-
-_COMPILERS = {
-    "apt-get": "sudo apt install g++",
-    "dnf": "sudo dnf install gcc-c++",
-    "zypper": "sudo zypper install gcc-c++",
-    "pacman": "sudo pacman -S gcc",
-    "apk": "sudo apk add g++",
-    "xcode-select": "xcode-select --install",
-}
-
-
-def compiler() -> str | None:
-    """The program, null: none is on the PATH."""
-    named = shlex.split(os.environ.get("CXX", ""))[:1]
-    return next(filter(None, map(shutil.which, (*named, "c++", "g++", "clang++"))), None)
-
-
-def compiler_command() -> str:
-    """The command that installs one, by the package manager that is here."""
-    found = (command for manager, command in _COMPILERS.items() if shutil.which(manager))
-    return next(found, "install g++ or clang++")
-
-
-def from_wheels(environment: Environment) -> Environment | None:
-    """The environment of another stack that loads the same files and is not compiled: for the same device,
-    else for the CPU. None if there is none."""
-    for header in stacks().values():
-        if header.jobs_of == environment.stack and header.formats:
-            found = header.environment_for(environment.device) or header.environment_for("cpu")
-            if found and not found.source_builds:
-                return found
-    return None
-
-
-def _without_compiler(environment: Environment) -> str:
-    wheels = from_wheels(environment)
-    return f"; --stacks {wheels.stack} needs none, and measures speed alone" if wheels else ""
-
-
 # Build and find the interpreters the stacks run under: one virtual environment each, made by uv, kept in a
 # cache.
 
@@ -293,7 +253,7 @@ def find(environment: Environment) -> Interpreter | None:
             return found
     except EnvironmentFailed:  # `create` says why
         return None
-    environment = for_this_machine(adopted.with_workarounds(environment))
+    environment = for_this_machine(compiler_faults.with_workarounds(environment))
     try:
         kept = json.loads((folder_of(environment) / "complete.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -317,12 +277,12 @@ def create(environment: Environment, progress: Callable[[str], None]) -> Interpr
         return found
     if sys.platform == "win32":
         raise EnvironmentFailed(f"{environment.stack} does not run on Windows: run the harness in WSL2")
-    environment = for_this_machine(adopted.with_workarounds(environment))
+    environment = for_this_machine(compiler_faults.with_workarounds(environment))
     folder = folder_of(environment)
     if environment.source_builds and not compiler() and not find(environment):
         raise EnvironmentFailed(
             f"{environment.title} is compiled here, and there is no C++ compiler: {compiler_command()}"
-            + _without_compiler(environment)
+            + without_compiler(environment)
         )
     with exclusive(folder.with_suffix(".lock")), _writing(environment):
         if built := find(environment):

@@ -40,6 +40,9 @@ Several = Annotated[tuple[_Item, ...], Field(strict=False)]
 """A list of TOML."""
 
 
+_TYPES: dict[type, str] = {bool: "bool", int: "int", float: "float", str: "string"}  # of options, by default
+
+
 def _values(value: Any) -> tuple[Any, ...]:
     return tuple(value) if isinstance(value, (list, tuple)) else (value,)
 
@@ -71,6 +74,7 @@ class Option(Rows):
 
     name: str
     type: Literal["int", "float", "string", "bool", "path", "url"]
+    """A header may leave it out where the default has it."""
     help: str
     choices: Several[Given] = ()
     default: Value = None
@@ -107,16 +111,21 @@ class Limit(Rows):
     when: When = Field(default={})
     unless: When = Field(default={})
     in_features_multiple_of: int | None = None
+    """That side of every linear layer is a multiple, embedding and lm_head apart."""
     out_features_multiple_of: int | None = None
     bits: Several[int] = ()
+    """The packed weights have one of these."""
     group_sizes: Several[int] = ()
     symmetric: Literal[True] | None = None
     act_order: Literal[False] | None = None
     sharded: Literal[False] | None = None
+    """All weights are in one file; those not downloaded yet: less than 5 GB."""
     compute_capability: ComputeCapability | None = None
+    """The GPU has at least this."""
     compute_capability_below: ComputeCapability | None = None
     compute_capability_except: ComputeCapability | None = None
     device: str | None = None
+    """The config is for this family of devices."""
     covers: str | None = None
     """An option that must be at least prompt + new tokens."""
     never: bool = False
@@ -215,7 +224,8 @@ class Environment(Rows):
         return self.model_copy(update=changes)
 
     def locks(self) -> list[Path]:
-        """The exact versions and hashes of its packages, and of what compiles them; empty without a lock."""
+        """The exact versions and hashes of its packages, and of what compiles them; empty without a lock. Not
+        locked are optional packages, and torch with what it needs where UV_TORCH_BACKEND chooses it."""
         own = runners_folder() / "locks" / f"{self.lock_name}.txt"
         return [own, own.with_name("build.txt")] if own.is_file() else []
 
@@ -436,7 +446,11 @@ def _completed(stack: str, table: Table) -> Table:
         lock = f"{stack}-{name}" if "dependencies" in row else stack
         own = {"name": name, "dependencies": dependencies, "lock_name": lock}
         tool["env"][name] = of_stack | row | own
-    tool["options"] = {name: row | {"name": name} for name, row in tool.get("options", {}).items()}
+    options: Table = {}
+    for name, row in tool.get("options", {}).items():
+        of_default = _TYPES.get(type(row.get("default")))
+        options[name] = ({"type": of_default} if of_default else {}) | row | {"name": name}
+    tool["options"] = options
     if not tool.pop("several_users", False):
         tool["cannot"] = {"users": ONE_USER} | tool.get("cannot", {})
     if (name := tool.pop("extends", None)) is None:

@@ -17,7 +17,7 @@ PINNED = "cpus"  # the option of a stack that can keep its threads on these
 
 @dataclass(frozen=True)
 class Known:
-    """Known facts of a cell besides its options; null is not checked. `device`: its family.
+    """Known facts of a cell besides its options; None is not checked. `device`: its family.
     `sharded`: the weights are in several files. `tokens`: prompt + decode."""
 
     device: str
@@ -97,7 +97,7 @@ def candidates(
 ) -> list[Sequence[Changes]]:
     """The changes to try, one option (or group that belongs together) after the other: threads first, as the
     others depend on them, then threads that stay on a CPU each. `device`: its family; `purpose`: decode or
-    prefill; `cores`: physical cores, `logical`: CPUs, both usable; `cpus`: which, as in 0-3; null: any."""
+    prefill; `cores`: physical cores, `logical`: CPUs, both usable; `cpus`: which, as in 0-3; None: any."""
     counts = [threads for threads in _halved(cores, logical) if device == "cpu"]
     found: list[Sequence[Changes]] = [
         [{name: count} for count in counts]

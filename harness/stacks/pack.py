@@ -35,7 +35,7 @@ PLATFORMS = [f"manylinux_2_{glibc}_{machine}" for glibc in GLIBCS for machine in
 DEVICES = ("cpu", "cuda")
 TORCH_FOR_CPUS = "https://download.pytorch.org/whl/cpu"  # PyPI's is for CUDA
 Have = Mapping[str, str | None]
-"""The packages that the other machine's Python has: versions by normalized name, null where unknown."""
+"""The packages that the other machine's Python has: versions by normalized name, None where unknown."""
 
 
 class PackError(NotStarted):

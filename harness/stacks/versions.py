@@ -98,7 +98,7 @@ def _of_html(text: str) -> Iterator[str]:
 
 
 def _version_of(file: str, project: str) -> Version | None:
-    """The version in the name of a wheel or source distribution of the project; null: it is none."""
+    """The version in the name of a wheel or source distribution of the project; None: it is none."""
     parse: Callable[[str], tuple[object, ...]]
     parse = parse_wheel_filename if file.endswith(".whl") else parse_sdist_filename
     try:

@@ -91,7 +91,7 @@ def compilations() -> int:
 
 
 def cudagraph_skips(mode: str | None) -> int | None:
-    """How often Inductor left out CUDA graphs, which only its log says (cudagraph_utils.py); null in a mode
+    """How often Inductor left out CUDA graphs, which only its log says (cudagraph_utils.py); None in a mode
     without them."""
     return int(torch._dynamo.utils.counters["inductor"]["cudagraph_skips"]) if mode == GRAPHS else None
 
@@ -198,7 +198,7 @@ class Allocator:
             self._known = count
 
     def state(self) -> dict[str, int] | None:
-        """Bytes and counts of STATISTICS now; null on a CPU, which has no such allocator."""
+        """Bytes and counts of STATISTICS now; None on a CPU, which has no such allocator."""
         if not self._on:
             return None
         found = torch.cuda.memory_stats(self._device)

@@ -72,7 +72,7 @@ def hold(model: nn.Module, mmap: bool) -> None:
 
 
 def is_mapped(model: nn.Module, wanted: bool) -> bool | None:
-    """Whether weights are mapped from a file; null if unknown, or if `wanted` and no stored tensor is used as
+    """Whether weights are mapped from a file; None if unknown, or if `wanted` and no stored tensor is used as
     it is: all are cast, quantized, or on a GPU."""
     mapped = _mappings()
     if mapped is None:
@@ -86,7 +86,7 @@ def _on_cpu(model: nn.Module) -> Iterator[Tensor]:
 
 
 def _mappings() -> list[range] | None:
-    """Addresses of this process that are mapped from files (Linux); null if unknown."""
+    """Addresses of this process that are mapped from files (Linux); None if unknown."""
     try:
         lines = Path("/proc/self/maps").read_text().splitlines()
     except OSError:
@@ -169,7 +169,7 @@ def ties(config: Any) -> bool:
 
 
 def compute_dtype(model: nn.Module) -> str | None:
-    """The type of the norms, by our name: that of the activations; null if mixed."""
+    """The type of the norms, by our name: that of the activations; None if mixed."""
     found = {p.dtype for name, p in model.named_parameters() if "norm" in name}
     return next((name for name, dtype in device.DTYPES.items() if found == {dtype}), None)
 
@@ -265,7 +265,7 @@ def listening(model: nn.Module, given: str | None = None) -> Iterator[Heard]:
 
 
 Named = Callable[[nn.Module], str | None]
-"""The name of the kernel that a layer calls; null for a layer that is not packed."""
+"""The name of the kernel that a layer calls; None for a layer that is not packed."""
 
 # Tensors of a packed layer -> the kinds in which a checkpoint's bytes are counted; null: by type. `B` and `s`
 # are Marlin's.
@@ -322,7 +322,7 @@ def kernel_facts(
 ) -> dict[str, Any]:
     """Like model_facts. `expected`: the kernel that every linear layer but lm_head should call; those
     that call another are `leftovers`. `known`: the result of check_whole: biases outside of it were added by
-    the stack; null: it adds none. `plain_layers`: those that the checkpoint holds unpacked."""
+    the stack; None: it adds none. `plain_layers`: those that the checkpoint holds unpacked."""
     head = model.get_output_embeddings()
     weights = {
         module: _weights(module, known is None or f"{path}.bias" in known)
@@ -360,7 +360,7 @@ def _packed_held(layer: nn.Module) -> dict[str, list[Tensor]]:
 
 
 def lacks(module: str, device: torch.device, since: tuple[int, int] | None = None) -> str | None:
-    """Why a kernel with compiled code in `module` does not run here; null if it does. `since`: the compute
+    """Why a kernel with compiled code in `module` does not run here; None if it does. `since`: the compute
     capability that it needs."""
     if device.type != "cuda":
         return "needs a GPU (cuda)"
@@ -412,7 +412,7 @@ def check_installed(source: Path, package: str) -> None:
 
 
 def held_by(layer: nn.Module) -> str | None:
-    """The class of a linear layer with the one that holds its weight, such as torchao's Int8Tensor; null for
+    """The class of a linear layer with the one that holds its weight, such as torchao's Int8Tensor; None for
     a plain weight and other layers."""
     weight = getattr(layer, "weight", None)
     if not isinstance(layer, nn.Linear) or not hasattr(weight, "__tensor_flatten__"):

@@ -110,7 +110,7 @@ class TransformersCache:
         return int(self._cache.get_seq_length())
 
     def facts(self) -> dict[str, Any]:
-        """How a step reads it, its device, and the bytes per token; null if layers differ."""
+        """How a step reads it, its device, and the bytes per token; None if layers differ."""
         kinds = [type(layer).__name__ for layer in self._cache.layers]
         text, (kv_heads, head_dim) = self._config.get_text_config(decoder=True), _kv_shape(self._config)
         read = _READ.get(kinds[0]) if len(set(kinds)) == 1 else None
@@ -329,15 +329,15 @@ class HfSession:
         return torch.load(path, weights_only=True)
 
     def evaluated(self) -> None:
-        """Return null: transformers does not count."""
+        """Return None: transformers does not count."""
 
     def memory_state(self) -> tuple[int, int] | None:
-        """Allocated and reserved bytes of the CUDA allocator; null on a CPU."""
+        """Allocated and reserved bytes of the CUDA allocator; None on a CPU."""
         state = self._allocator.state()
         return state and (state["allocated_bytes"], state["reserved_bytes"])
 
     def routing(self, prompt: list[int], new_tokens: int) -> dict[str, Any] | None:
-        """The experts chosen in greedy decode steps after a prompt; null for a model without routers."""
+        """The experts chosen in greedy decode steps after a prompt; None for a model without routers."""
         if not loading.is_mixture(self.model):
             return None
         with loading.listening(self.model) as heard:

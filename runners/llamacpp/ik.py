@@ -153,12 +153,13 @@ llama_perf_context_reset = _function("llama_reset_timings", None, c_void_p)
 _timings = _function("llama_get_timings", api.llama_timings, c_void_p)
 
 _BYTES, _AT = POINTER(c_uint8), (c_int32, c_uint32)
-llama_state_seq_get_size = _function("llama_state_seq_get_size", c_size_t, c_void_p, *_AT)
-llama_state_seq_get_data = _function("llama_state_seq_get_data", c_size_t, c_void_p, _BYTES, c_size_t, *_AT)
-llama_state_seq_set_data = _function("llama_state_seq_set_data", c_size_t, c_void_p, _BYTES, c_size_t, *_AT)
+_state_size = _function("llama_state_seq_get_size", c_size_t, c_void_p, *_AT)
+_state_data = _function("llama_state_seq_get_data", c_size_t, c_void_p, _BYTES, c_size_t, *_AT)
+_set_state_data = _function("llama_state_seq_set_data", c_size_t, c_void_p, _BYTES, c_size_t, *_AT)
 # Of a context: the cache has no handle of its own.
 llama_memory_seq_rm = _function("llama_kv_cache_seq_rm", c_bool, c_void_p, c_int32, c_int32, c_int32)
-llama_memory_seq_pos_max = _function("llama_kv_cache_seq_pos_max", c_int32, c_void_p, c_int32)
+_last_position = _function("llama_kv_cache_seq_pos_max", c_int32, c_void_p, c_int32)
+_cells_used = _function("llama_get_kv_cache_used_cells", c_int32, c_void_p)
 llama_memory_seq_pos_min = _function("llama_kv_cache_seq_pos_min", c_int32, c_void_p, c_int32)
 
 
@@ -168,6 +169,24 @@ def llama_get_memory(context: int) -> int:
 
 def llama_memory_clear(memory: int, _data: bool) -> None:
     api.llama_kv_cache_clear(memory)
+
+
+def llama_memory_seq_pos_max(memory: int, user: int) -> int:
+    """The last position; -1 of an empty cache, of which ik_llama.cpp's own function says 0."""
+    return int(_last_position(memory, user)) if _cells_used(memory) else -1
+
+
+# Without llama.cpp's flags of a state, which ik_llama.cpp's functions require.
+def llama_state_seq_get_size(context: int, user: int) -> int:
+    return int(_state_size(context, user, 0))
+
+
+def llama_state_seq_get_data(context: int, target: Any, size: int, user: int) -> int:
+    return int(_state_data(context, target, size, user, 0))
+
+
+def llama_state_seq_set_data(context: int, source: Any, size: int, user: int) -> int:
+    return int(_set_state_data(context, source, size, user, 0))
 
 
 def llama_perf_context(context: int) -> _Perf:

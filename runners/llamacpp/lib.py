@@ -69,7 +69,7 @@ def array_of(wanted: list[tuple[str, str]]) -> Any:
 def placed(
     wanted: list[tuple[str, str]], sizes: Mapping[str, int], found: Mapping[str, str]
 ) -> dict[str, Any] | None:
-    """Where the tensors that `wanted` matches are, null if there is none: their number and bytes by buffer
+    """Where the tensors that `wanted` matches are, None if there is none: their number and bytes by buffer
     type, and the `misplaced`. `sizes`: of all tensors; `found`: the buffer types that llama.cpp logged."""
     if not wanted:
         return None
@@ -222,7 +222,7 @@ class Log:
         return (DoesNotFit if out_of_memory else RuntimeError)(f"{what}: {cause}")
 
     def vocabulary_error(self) -> str | None:
-        """What llama.cpp does not read in the model's vocabulary; null: that is not why it failed."""
+        """What llama.cpp does not read in the model's vocabulary; None: that is not why it failed."""
         found = (line.partition("error loading model vocabulary: ")[2] for line in self._errors)
         return next(filter(None, found), None)
 

@@ -369,7 +369,7 @@ FEWEST_ROUNDS = 5
 
 def measure_types(request: Request, say: Say) -> dict[str, Any]:
     """Bytes of weights per second by type, the best over rounds: `bytes_per_s` as stored, and
-    `repacked_bytes_per_s` in the layout into which llama.cpp repacks this type on this CPU, null where it
+    `repacked_bytes_per_s` in the layout into which llama.cpp repacks this type on this CPU, None where it
     has none. Options: `threads`. Raises ValueError, RuntimeError, DoesNotFit."""
     threads = int(request.options.get("threads") or 0)
     if request.device == "cpu" and not 1 <= threads <= MOST_THREADS:

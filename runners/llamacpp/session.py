@@ -168,7 +168,7 @@ class LlamaSession(LlamaContext):
     """One model and one context; see runners.protocol.Session."""
 
     def __init__(self, request: Request, model: int, context: int, pool: int | None = None) -> None:
-        """`pool`: of threads that stay on their CPUs; null: llama.cpp's own."""
+        """`pool`: of threads that stay on their CPUs; None: llama.cpp's own."""
         super().__init__(context)
         self._request, self._pool = request, pool
         self.heard: Heard | None = None
@@ -374,7 +374,7 @@ class LlamaSession(LlamaContext):
         return np.array(rows, np.float32)
 
     def routing(self, prompt: list[int], new_tokens: int) -> dict[str, Any] | None:
-        """The experts chosen in greedy decode steps after a prompt; null for a model without experts."""
+        """The experts chosen in greedy decode steps after a prompt; None for a model without experts."""
         choices = routing.Choices(self._model, self._request.options, len(prompt) + new_tokens)
         try:
             if not choices.experts:
@@ -490,7 +490,7 @@ def _spread(ns: list[int]) -> dict[str, float]:
 
 
 def all_versions(of_engine: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Of the engine, llama.cpp's if null, and of what else takes part."""
+    """Of the engine, llama.cpp's if None, and of what else takes part."""
     return {
         **(versions() if of_engine is None else of_engine),
         "gguf": importlib.metadata.version("gguf"),

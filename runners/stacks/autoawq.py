@@ -37,13 +37,11 @@
 # "exllamav2-fuse_layers=true" = "exllamav2-fused"
 #
 # [tool.harness.options.kernel]
-# type = "string"
 # choices = ["gemm", "exllama", "exllamav2", "torch"]
 # default = "gemm"
 # help = "kernel of the packed matrices; gemm is autoawq's own, torch unpacks and multiplies"
 #
 # [tool.harness.options.fuse_layers]
-# type = "bool"
 # default = false
 # help = "one matrix for q, k and v, flash-attn, and a cache of max_seq_len tokens allocated at once"
 #
@@ -54,7 +52,6 @@
 # help = "length of the cache of fused layers, in tokens; ignored without fused layers"
 #
 # [tool.harness.options.allow_window]
-# type = "bool"
 # default = false
 # help = "let fused layers decode past max_seq_len, where their cache is corrupt; the record is invalid"
 #
@@ -244,7 +241,7 @@ class FusedCache:
         return {}
 
     def tokens(self) -> int | None:
-        """The tokens in the cache; null once it may have rolled."""
+        """The tokens in the cache; None once it may have rolled."""
         held = self._attention[0].start_pos
         return None if self._rolls and held else int(held)
 
@@ -270,7 +267,7 @@ def _fused(model: nn.Module) -> int:
 
 
 def _name(module: nn.Module) -> str | None:
-    """The kernel that a layer's forward calls; null if it is not autoawq's. Without compiled code gemm takes
+    """The kernel that a layer's forward calls; None if it is not autoawq's. Without compiled code gemm takes
     another at each call; for 1,024 tokens or more at once every kernel unpacks."""
     kind = type(module).__name__
     if kind != "WQLinear_GEMM":
@@ -300,7 +297,7 @@ def _optional(*packages: str) -> list[str]:
 
 
 def probe(request: Request, say: Say) -> dict[str, Any]:
-    """Like torch_probe.probe; `kernels`: null for kernels that run here, else why not."""
+    """Like torch_probe.probe; `kernels`: None for kernels that run here, else why not."""
     device = hf_device.device_of(request.device)
     found = {name: lacks(module, device) for name, module in MODULES.items()}
     fused = lacks("awq_ext", device) or lacks("flash_attn", device)

@@ -51,18 +51,15 @@
 #   bnb_4bit_compute_dtype="bfloat16")"""
 #
 # [tool.harness.options.quant]
-# type = "string"
 # choices = ["int8", "nf4", "fp4"]
 # default = "nf4"
 # help = "type of the linear layers' weights; embeddings and lm_head stay as dtype"
 #
 # [tool.harness.options.double_quant]
-# type = "bool"
 # default = false
 # help = "quantize the scales of nf4 and fp4 too; a CPU's kernel undoes that"
 #
 # [tool.harness.options.dtype]
-# type = "string"
 # choices = ["bf16", "fp16", "fp32"]
 # default = "bf16"
 # help = "type of unquantized tensors and of the arithmetic"
@@ -191,7 +188,7 @@ def _quantized(request: Request) -> nn.Module:
 
 
 def _stored_as(source: Path) -> tuple[str, bool] | None:
-    """The type of a checkpoint that bitsandbytes wrote, and whether its scales are quantized; null for any
+    """The type of a checkpoint that bitsandbytes wrote, and whether its scales are quantized; None for any
     other checkpoint. The defaults are those of BitsAndBytesConfig."""
     given = loading.quantization_in(source)
     if given.get("quant_method") != "bitsandbytes":

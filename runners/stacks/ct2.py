@@ -36,13 +36,11 @@
 # message = "Requested compute type, but the target device or backend do not support efficient computation."
 #
 # [tool.harness.options.quant]
-# type = "string"
 # choices = ["int8", "float32", "int8_bfloat16", "int8_float16", "bfloat16", "float16"]
 # default = "int8"
 # help = "type of all matrices, embeddings included; int8: the rest in float32, its compute type int8_float32"
 #
 # [tool.harness.options.gemm]
-# type = "string"
 # choices = ["auto", "mkl", "onednn"]
 # default = "auto"
 # help = "library of a CPU's matrix products; auto: MKL on Intel, oneDNN on AMD, Ruy on Arm; ignored by a GPU"
@@ -434,7 +432,7 @@ def _has_vnni() -> bool:
 
 
 def _os_threads() -> int | None:
-    """Threads of this process; null off Linux."""
+    """Threads of this process; None off Linux."""
     return len([*Path("/proc/self/task").iterdir()]) if sys.platform == "linux" else None
 
 

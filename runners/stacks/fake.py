@@ -41,223 +41,69 @@ next generations report that their threads had no CPU for 30% of the time; each 
 # [tool.harness.env.cuda]
 # device = "cuda"
 #
+# [tool.harness.options]
+# threads = { type = "int", minimum = 1, default-from = "threads", help = "threads that it pretends to use" }
+# B_ms = { minimum = 0, default = 0.2, help = "latency at zero context, ms" }
+# user_ms = { minimum = 0, default = 0.0, help = "added to a step by each further user, ms" }
+# W_tokens_per_ms = { minimum = 0, default = 0.0, help = "tokens of context per extra millisecond; 0: flat" }
+# prefill_ms = { minimum = 0, default = 1.0, help = "latency of the first token, ms" }
+# load_ms = { minimum = 0, default = 0.0, help = "time to load, ms" }
+# noise = { minimum = 0, maximum = 1, default = 0.0, help = "uniform noise, as a fraction of the latency" }
+# spike_every = { minimum = 0, default = 0, help = "a spike every so many tokens; 0: none" }
+# spike_ms = { minimum = 0, default = 5.0, help = "height of a spike, ms" }
+# drift_per_1000 = { default = 0.0, help = "rise of all latencies over 1,000 tokens decoded, as a fraction" }
+# stop_after = { minimum = 0, default = 0, help = "end early after so many tokens; 0: no" }
+# prompt_token_ms = { minimum = 0, default = 0.0, help = "time of each token of a pass, at least prefill_ms" }
+# forgets = { default = false, help = "a pass over several tokens writes no keys and values" }
+# admits = { default = true, help = "its count of evaluated tokens shows what became of the prefix" }
+# extra_tokens = { minimum = 0, default = 0, help = "tokens yielded beyond those requested" }
+# evaluates = { choices = ["all", "one"], default = "all", help = "one: claims a single prompt token" }
+# leak_bytes_per_token = { minimum = 0, default = 0, help = "memory really taken and kept, per token" }
+# oom_above_n_ctx = { minimum = 0, default = 0, help = "an n_ctx above this does not fit; 0: no limit" }
+# fills_to = { minimum = 0, default = 0, help = "an n_ctx above this fails once so many tokens are in it" }
+# slow_above_n = { minimum = 0, default = 0, help = "tokens from this position on take ten times as long" }
+# kv_bytes_per_token = { minimum = 0, default = 0, help = "memory taken when loading, by token of n_ctx" }
+# lazily = { default = false, help = "kv_bytes_per_token are touched as tokens come, not when loading" }
+# account_off_bytes = { default = 0, help = "error of the dry accounting; positive: too much" }
+# die_at_token = { minimum = 0, default = 0, help = "die at this token, counted from 1; 0: never" }
+# hang_at_token = { minimum = 0, default = 0, help = "hang at this token, counted from 1; 0: never" }
+# garbage_at_token = { minimum = 0, default = 0, help = "write garbage to the pipe at this token; 0: never" }
+# kernel = { default = "fake", help = "the requested kernel" }
+# runs_kernel = { type = "string", help = "the kernel that runs; default: the requested one" }
+# restless = { default = false, help = "every generation is 10% slower than the one before" }
+# device_clock = { default = false, help = "times every token on the device's side too, truthfully" }
+# unsynchronised = { default = false, help = "yields the first token before it is done" }
+#
 # [tool.harness.options.quant]
-# type = "string"
 # default = "f16"
 # choices = ["f16", "q8_0", "q4_0"]
-# help = "a name, and the bits per weight it claims"
+# help = "a name, and the bits per weight it has"
 #
 # [tool.harness.options.n_ctx]
 # type = "int"
 # minimum = 1
 # default-from = "tokens"
-# help = "context the fake pretends to allocate"
-#
-# [tool.harness.options.threads]
-# type = "int"
-# minimum = 1
-# default-from = "threads"
-# help = "threads the fake pretends to use"
-#
-# [tool.harness.options.B_ms]
-# type = "float"
-# minimum = 0
-# default = 0.2
-# help = "latency at zero context, ms"
-#
-# [tool.harness.options.user_ms]
-# type = "float"
-# minimum = 0
-# default = 0.0
-# help = "what each further user adds to a step of several, ms"
-#
-# [tool.harness.options.W_tokens_per_ms]
-# type = "float"
-# minimum = 0
-# default = 0.0
-# help = "tokens of context per extra millisecond; 0: flat"
-#
-# [tool.harness.options.prefill_ms]
-# type = "float"
-# minimum = 0
-# default = 1.0
-# help = "latency of the first token, ms"
+# help = "context that it pretends to allocate"
 #
 # [tool.harness.options.clock]
-# type = "string"
 # choices = ["virtual", "real"]
 # default = "virtual"
-# help = "real: tokens take their time, as where memory or sensors are sampled along them"
-#
-# [tool.harness.options.load_ms]
-# type = "float"
-# minimum = 0
-# default = 0.0
-# help = "time to load, ms"
-#
-# [tool.harness.options.noise]
-# type = "float"
-# minimum = 0
-# maximum = 1
-# default = 0.0
-# help = "uniform noise, as a fraction of the latency, seeded"
-#
-# [tool.harness.options.spike_every]
-# type = "int"
-# minimum = 0
-# default = 0
-# help = "a spike every so many tokens; 0: none"
-#
-# [tool.harness.options.spike_ms]
-# type = "float"
-# minimum = 0
-# default = 5.0
-# help = "height of a spike, ms"
-#
-# [tool.harness.options.drift_per_1000]
-# type = "float"
-# default = 0.0
-# help = "rise of all latencies over each 1,000 tokens decoded, as a fraction, as of a device that warms"
-#
-# [tool.harness.options.plateau_tokens]
-# type = "int"
-# minimum = 0
-# default = 0
-# help = "latency is flat below this position, as on a host-bound stack"
-#
-# [tool.harness.options.stop_after]
-# type = "int"
-# minimum = 0
-# default = 0
-# help = "end early after so many tokens; 0: no"
-#
-# [tool.harness.options.prompt_token_ms]
-# type = "float"
-# minimum = 0
-# default = 0.0
-# help = "compute time of each token of a forward pass that is not below prefill_ms"
-#
-# [tool.harness.options.forgets]
-# type = "bool"
-# default = false
-# help = "a pass over several tokens writes no keys and values"
+# help = "real: tokens take their time, for sensors"
 #
 # [tool.harness.options.prefix]
-# type = "string"
 # choices = ["as asked", "kept", "lost"]
 # default = "as asked"
-# help = "kept: a prefix shared with the last prompt is not evaluated; lost: cached tokens are evaluated, too"
-#
-# [tool.harness.options.admits]
-# type = "bool"
-# default = true
-# help = "its count of evaluated tokens shows what became of the prefix"
-#
-# [tool.harness.options.extra_tokens]
-# type = "int"
-# minimum = 0
-# default = 0
-# help = "tokens yielded beyond those requested"
-#
-# [tool.harness.options.evaluates]
-# type = "string"
-# choices = ["all", "one"]
-# default = "all"
-# help = "one: claims to reuse the prompt's prefix and to evaluate a single prompt token"
-#
-# [tool.harness.options.leak_bytes_per_token]
-# type = "int"
-# minimum = 0
-# default = 0
-# help = "memory really taken and kept, per token"
-#
-# [tool.harness.options.oom_above_n_ctx]
-# type = "int"
-# minimum = 0
-# default = 0
-# help = "an n_ctx above this does not fit; 0: no limit"
+# help = "whether a prefix shared with the last prompt is evaluated"
 #
 # [tool.harness.options.fits_by]
-# type = "string"
 # choices = ["refuse", "abort", "kill", "hang", "segfault", "error"]
 # default = "refuse"
-# help = "how a context above oom_above_n_ctx or fills_to fails; error: not recognisable as out of memory"
-#
-# [tool.harness.options.fills_to]
-# type = "int"
-# minimum = 0
-# default = 0
-# help = "an n_ctx above this is allocated, and fails when so many tokens are in it; 0: no limit"
-#
-# [tool.harness.options.slow_above_n]
-# type = "int"
-# minimum = 0
-# default = 0
-# help = "tokens from this position on take ten times as long, as with spilled memory; 0: none"
-#
-# [tool.harness.options.kv_bytes_per_token]
-# type = "int"
-# minimum = 0
-# default = 0
-# help = "memory really taken when loading, for each token of n_ctx"
-#
-# [tool.harness.options.lazily]
-# type = "bool"
-# default = false
-# help = "kv_bytes_per_token are reserved when loading, and touched as tokens come"
-#
-# [tool.harness.options.account_off_bytes]
-# type = "int"
-# default = 0
-# help = "error of the dry accounting, for any n_ctx; positive: too much"
-#
-# [tool.harness.options.die_at_token]
-# type = "int"
-# minimum = 0
-# default = 0
-# help = "die at this token, counted from 1; 0: never"
+# help = "how what does not fit fails"
 #
 # [tool.harness.options.die_by]
-# type = "string"
 # choices = ["segfault", "abort", "kill", "exit", "error", "oom"]
 # default = "segfault"
 # help = "how it dies"
-#
-# [tool.harness.options.hang_at_token]
-# type = "int"
-# minimum = 0
-# default = 0
-# help = "hang at this token, counted from 1; 0: never"
-#
-# [tool.harness.options.garbage_at_token]
-# type = "int"
-# minimum = 0
-# default = 0
-# help = "write garbage to the pipe at this token, counted from 1; 0: never"
-#
-# [tool.harness.options.kernel]
-# type = "string"
-# default = "fake"
-# help = "the requested kernel"
-#
-# [tool.harness.options.runs_kernel]
-# type = "string"
-# help = "the kernel that runs; default: the requested one"
-#
-# [tool.harness.options.restless]
-# type = "bool"
-# default = false
-# help = "every generation is 10% slower than the one before, so that warm-up never settles"
-#
-# [tool.harness.options.device_clock]
-# type = "bool"
-# default = false
-# help = "times every token on the device's side too, truthfully"
-#
-# [tool.harness.options.unsynchronised]
-# type = "bool"
-# default = false
-# help = "yields the first token before it is done, so that the second waits for both"
 # ///
 
 from __future__ import annotations
@@ -319,7 +165,7 @@ _virtual = VirtualTime()  # one for the process: the worker's clock and the sess
 
 
 def instruments(request: Request) -> Instruments | None:
-    """Instruments of virtual time; null if the worker's own are right."""
+    """Instruments of virtual time; None if the worker's own are right."""
     if request.options.get("clock") != "virtual":
         return None
     waits = request.job in ("generate", "fit") and disturbed()
@@ -455,10 +301,9 @@ class FakeSession:
         return [Answer(*of_user, decode_ns=decode_ns) for of_user in zip(t_ns, ids, strict=True)]
 
     def _latency_ms(self, n: int) -> float:
-        """B + (n - 1) / W for the token at position n (from 1), with plateau and spikes."""
+        """B + (n - 1) / W for the token at position n (from 1), with spikes."""
         options = self._options
-        position = max(n, options["plateau_tokens"])
-        slope = (position - 1) / options["W_tokens_per_ms"] if options["W_tokens_per_ms"] else 0.0
+        slope = (n - 1) / options["W_tokens_per_ms"] if options["W_tokens_per_ms"] else 0.0
         spike = options["spike_ms"] if options["spike_every"] and n % options["spike_every"] == 0 else 0.0
         spilled = 0 < options["slow_above_n"] <= n
         return float(options["B_ms"] + slope + spike) * (SPILLED if spilled else 1.0)
@@ -531,7 +376,7 @@ class FakeSession:
         self._kv[pages.start : pages.stop : PAGE] = b"\1" * len(pages)
 
     def memory_state(self) -> tuple[int, int] | None:
-        """The leaked bytes; null without a leak."""
+        """The leaked bytes; None without a leak."""
         leaked = sum(map(len, self._leaked))
         return (leaked, leaked) if leaked else None
 

@@ -22,13 +22,11 @@
 #
 # # auto-gptq would choose silently: exllamav2 if it loads, else any other kernel.
 # [tool.harness.options.kernel]
-# type = "string"
 # choices = ["exllamav2", "marlin", "exllama", "cuda", "torch"]
 # default = "exllamav2"
 # help = "kernel of the packed matrices; cuda is auto-gptq's first one, torch unpacks and multiplies"
 #
 # [tool.harness.options.bits]
-# type = "int"
 # choices = [4, 8]
 # default = 4
 # help = "bits per weight of the checkpoint"
@@ -191,7 +189,7 @@ def load(request: Request) -> HfSession:
 
 
 def _settings(source: Path) -> BaseQuantizeConfig | None:
-    """The settings in the checkpoint's config.json; null if auto-gptq finds its own file.
+    """The settings in the checkpoint's config.json; None if auto-gptq finds its own file.
 
     Raises ValueError for zero points in a format that auto-gptq would misread.
     """
@@ -207,7 +205,7 @@ def _settings(source: Path) -> BaseQuantizeConfig | None:
 
 
 def _name(module: nn.Module) -> str | None:
-    """The kernel that a layer's forward calls; null if it is not auto-gptq's."""
+    """The kernel that a layer's forward calls; None if it is not auto-gptq's."""
     kind = getattr(module, "QUANT_TYPE", None)
     if kind in ("cuda", "cuda-old"):  # it also unpacks for prompts of 128 tokens or more
         kind = "cuda" if module.autogptq_cuda_available and module.qweight.is_cuda else "torch"
@@ -225,7 +223,7 @@ def _facts(model: nn.Module, kernel: str, bits: int, known: set[str]) -> dict[st
 
 
 def probe(request: Request, say: Say) -> dict[str, Any]:
-    """Like torch_probe.probe; `kernels`: null for kernels that run here, else why not."""
+    """Like torch_probe.probe; `kernels`: None for kernels that run here, else why not."""
     device = hf_device.device_of(request.device)
     found = {name: lacks(module, device, SINCE.get(name)) for name, module in MODULES.items()}
     return torch_probe(request, say) | {"kernels": found | {"torch": None}}

@@ -20,25 +20,21 @@
 # ]
 #
 # [tool.harness.options.format]
-# type = "string"
 # choices = ["gptq", "awq"]
 # default = "gptq"
 # help = "format of the checkpoint"
 #
 # [tool.harness.options.kernel]
-# type = "string"
 # choices = ["marlin", "machete", "exllamav2", "triton", "gemm", "aten", "torch"]
 # default = "marlin"
 # help = "kernel of the packed matrices; aten: PyTorch's for CPUs; torch (and GPTQ's triton) unpacks"
 #
 # [tool.harness.options.bits]
-# type = "int"
 # choices = [4, 8]
 # default = 4
 # help = "bits per weight of the checkpoint"
 #
 # [tool.harness.options.dtype]
-# type = "string"
 # choices = ["bf16", "fp16"]
 # default = "fp16"
 # help = "type of unquantized tensors and of the arithmetic; aten always computes in bf16"
@@ -248,7 +244,7 @@ def _name(module: nn.Module) -> str | None:
 
 
 def probe(request: Request, say: Say) -> dict[str, Any]:
-    """Like torch_probe.probe; if nothing is measured also `kernels`: null for kernels that run here, else why
+    """Like torch_probe.probe; if nothing is measured also `kernels`: None for kernels that run here, else why
     not. The first call compiles each kernel, which takes minutes."""
     facts = torch_probe(request, say)
     if request.options.get("measure"):
@@ -263,7 +259,7 @@ def probe(request: Request, say: Say) -> dict[str, Any]:
 
 
 def _refusal(kernel: type[BaseQuantLinear], device: torch.device) -> str | None:
-    """gptqmodel's own reason to refuse a kernel for 4 bits, group size 128, fp16; null if it accepts."""
+    """gptqmodel's own reason to refuse a kernel for 4 bits, group size 128, fp16; None if it accepts."""
     settings = {"bits": 4, "group_size": 128, "desc_act": False, "sym": True, "pack_dtype": torch.int32}
     works, why = validate_quant_linear(kernel, device=device, dtype=torch.float16, **settings)
     if works:

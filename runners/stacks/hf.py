@@ -73,14 +73,12 @@
 # cuda = "- {stack: hf, dtype: {dtype}}                   # transformers"
 #
 # [tool.harness.options.dtype]
-# type = "string"
 # choices = ["bf16", "fp16", "fp32"]
 # default = "bf16"
 # help = "type the weights are held and computed in"
 #
 # # Always explicit: a dynamic cache copies itself at every token, a static one is read whole.
 # [tool.harness.options.cache]
-# type = "string"
 # choices = ["dynamic", "static"]
 # default = "dynamic"
 # help = "KV cache: dynamic is copied as it grows; static is allocated whole and attended over whole"
@@ -92,18 +90,15 @@
 # help = "tokens a static cache holds; a dynamic one has no such limit"
 #
 # [tool.harness.options.attn]
-# type = "string"
 # choices = ["sdpa", "eager"]
 # default = "sdpa"
 # help = "attention: PyTorch's fused one (sdpa) or plain matrix products (eager)"
 #
 # [tool.harness.options.cudnn_attention]
-# type = "bool"
 # default = true
 # help = "let sdpa take cuDNN's attention where torch prefers it (H100, B200): a plan for each length"
 #
 # [tool.harness.options.compile]
-# type = "bool"
 # default = false
 # help = "torch.compile of the decode step; the prompt is never compiled"
 #
@@ -114,22 +109,18 @@
 # help = "CPU threads, for prompt and decode alike"
 #
 # [tool.harness.options.expandable_segments]
-# type = "bool"
 # default = false
 # help = "let the CUDA allocator grow its segments in place rather than take new ones"
 #
 # [tool.harness.options.mmap]
-# type = "bool"
 # default = true
 # help = "map the checkpoint instead of reading it into memory, for tensors used as stored"
 #
 # [tool.harness.options.trust_remote_code]
-# type = "bool"
 # default = false
 # help = "run Python code that comes with the checkpoint"
 #
 # [tool.harness.options.speculate]
-# type = "string"
 # choices = ["none", "draft"]
 # default = "none"
 # help = "draft: a draft model guesses tokens ahead (assisted generation of transformers)"

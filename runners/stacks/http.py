@@ -26,18 +26,15 @@
 # help = "the model to ask for, by the server's name; default: the only one it has"
 #
 # [tool.harness.options.api]
-# type = "string"
 # choices = ["auto", "openai", "llama-server", "ollama", "vllm"]
 # default = "auto"
 # help = "what to speak to it; auto: what its own addresses show"
 #
 # [tool.harness.options.key]
-# type = "string"
 # default = "HARNESS_API_KEY"
 # help = "the environment variable with its API key; the key itself is kept nowhere"
 #
 # [tool.harness.options.speculation]
-# type = "bool"
 # default = false
 # help = "it may guess tokens ahead; false: a run in which it does is invalid"
 #

@@ -55,14 +55,12 @@
 # help = "KV cells to allocate, rounded up to 256 (32 without flash_attn); default: prompt + new tokens"
 #
 # [tool.harness.options.n_batch]
-# type = "int"
 # minimum = 1
 # default = 512
 # flag = "--batch-size {}"
 # help = "most prompt tokens in one llama_decode; at most n_ctx"
 #
 # [tool.harness.options.n_ubatch]
-# type = "int"
 # minimum = 1
 # default = 512
 # flag = "--ubatch-size {}"
@@ -70,33 +68,28 @@
 #
 # # Its own default, which its kernels for CPUs are made for; llamacpp's is off.
 # [tool.harness.options.flash_attn]
-# type = "bool"
 # default = true
 # flag = "--flash-attn {}"
 # help = "flash attention, on or off"
 #
 # [tool.harness.options.type_k]
-# type = "string"
 # choices = ["f16", "bf16", "q8_0", "q8_kv", "q6_0", "q5_0", "q5_1", "q4_0", "q4_1"]
 # default = "f16"
 # flag = "--cache-type-k {}"
 # help = "type of the K cache"
 #
 # [tool.harness.options.type_v]
-# type = "string"
 # choices = ["f16", "bf16", "q8_0", "q6_0", "q5_0", "q5_1", "q4_0", "q4_1"]
 # default = "f16"
 # flag = "--cache-type-v {}"
 # help = "type of the V cache; a quantized one needs flash_attn"
 #
 # [tool.harness.options.mmap]
-# type = "bool"
 # default = true
 # flag = { off = "--no-mmap" }
 # help = "map the file instead of reading it into memory"
 #
 # [tool.harness.options.repack]
-# type = "bool"
 # default = false
 # flag = { on = "--run-time-repack" }
 # help = "interleave rows of the weights while they are read; needs mmap: false"

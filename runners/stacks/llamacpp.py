@@ -98,14 +98,12 @@
 # help = "KV cells to allocate, rounded up to 256 by llama.cpp; default: prompt + new tokens"
 #
 # [tool.harness.options.n_batch]
-# type = "int"
 # minimum = 1
 # default = 512
 # flag = "--batch-size {}"
 # help = "most prompt tokens in one llama_decode; at most n_ctx"
 #
 # [tool.harness.options.n_ubatch]
-# type = "int"
 # minimum = 1
 # default = 512
 # flag = "--ubatch-size {}"
@@ -114,20 +112,17 @@
 # # Never auto, which may silently differ between two builds (88 against 100 tok/s on one CPU).
 # # Off is what llama.cpp did when the published study was made; on is worth its own row.
 # [tool.harness.options.flash_attn]
-# type = "bool"
 # default = false
 # flag = "--flash-attn {}"
 # help = "flash attention, on or off; llama.cpp's own choice (auto) is not offered"
 #
 # [tool.harness.options.type_k]
-# type = "string"
 # choices = ["f32", "f16", "bf16", "q8_0", "q5_0", "q5_1", "q4_0", "q4_1"]
 # default = "f16"
 # flag = "--cache-type-k {}"
 # help = "type of the K cache"
 #
 # [tool.harness.options.type_v]
-# type = "string"
 # choices = ["f32", "f16", "bf16", "q8_0", "q5_0", "q5_1", "q4_0", "q4_1"]
 # default = "f16"
 # flag = "--cache-type-v {}"
@@ -135,20 +130,17 @@
 #
 # # llama.cpp's library has it on, its programs off.
 # [tool.harness.options.swa_full]
-# type = "bool"
 # default = false
 # flag = { on = "--swa-full" }
 # help = "let layers with a sliding window cache the whole context, so that it can be cut to an earlier token"
 #
 # [tool.harness.options.gpu_layers]
-# type = "int"
 # minimum = -1
 # default = -1
 # flag = { "-1" = "", "" = "--gpu-layers {}" }  # its own default: all that fit
 # help = "layers on the GPU, -1 for all; always none on the device cpu"
 #
 # [tool.harness.options.n_cpu_moe]
-# type = "int"
 # minimum = 0
 # maximum = 10000
 # default = 0
@@ -161,13 +153,11 @@
 # help = "PATTERN=BUFFER,...: where tensors with such names go, ffn_down_exps=CPU; default: to their layer"
 #
 # [tool.harness.options.mmap]
-# type = "bool"
 # default = true
 # flag = { off = "--no-mmap" }
 # help = "map the file instead of reading it into memory"
 #
 # [tool.harness.options.repack]
-# type = "bool"
 # default = true
 # flag = { off = "--no-repack" }
 # help = "let llama.cpp repack the weights for this CPU while it loads them"
@@ -263,7 +253,7 @@ def load(request: Request) -> LlamaSession:
 
 
 def _heard(model: int, request: Request) -> routing.LlamaHeard | None:
-    """For the experts that are asked for; null for a model without, or where groups of them are chosen
+    """For the experts that are asked for; None for a model without, or where groups of them are chosen
     first."""
     if "experts" not in request.files:
         return None
@@ -274,7 +264,7 @@ def _heard(model: int, request: Request) -> routing.LlamaHeard | None:
 
 def tokenize(request: Request, say: Say) -> dict[str, Any]:
     """The ids of workloads[0]["text"], nothing added, and the BOS that the vocabulary puts in front of a text
-    (null: none); null ids for a model without a vocabulary."""
+    (None: none); None ids for a model without a vocabulary."""
     text = request.workloads[0]["text"].encode()
     with opened(Path(request.model["path"]), vocab_only=True) as model:
         vocab = lib.llama_model_get_vocab(model)

@@ -71,42 +71,35 @@
 # help = "KV cells of all slots together, in multiples of 256 each; default: prompt + new tokens of all users"
 #
 # [tool.harness.options.n_batch]
-# type = "int"
 # minimum = 1
 # default = 512
 # help = "most prompt tokens in one llama_decode"
 #
 # [tool.harness.options.n_ubatch]
-# type = "int"
 # minimum = 1
 # default = 512
 # help = "most prompt tokens in one pass over the weights"
 #
 # # As in llamacpp: auto may silently differ between two builds.
 # [tool.harness.options.flash_attn]
-# type = "bool"
 # default = false
 # help = "flash attention, on or off"
 #
 # [tool.harness.options.type_k]
-# type = "string"
 # choices = ["f32", "f16", "bf16", "q8_0", "q5_0", "q5_1", "q4_0", "q4_1"]
 # default = "f16"
 # help = "type of the K cache"
 #
 # [tool.harness.options.type_v]
-# type = "string"
 # choices = ["f32", "f16", "bf16", "q8_0", "q5_0", "q5_1", "q4_0", "q4_1"]
 # default = "f16"
 # help = "type of the V cache; a quantized one needs flash_attn"
 #
 # [tool.harness.options.mmap]
-# type = "bool"
 # default = true
 # help = "map the file instead of reading it into memory"
 #
 # [tool.harness.options.speculate]
-# type = "string"
 # choices = ["none", "draft", "ngram", "mtp"]
 # default = "none"
 # help = "what guesses tokens ahead: a draft model, the text so far (ngram-simple), or MTP heads in the file"
@@ -124,7 +117,6 @@
 #
 # # llama.cpp's synth_len: each guess is right with the probability that gives this mean.
 # [tool.harness.options.accept]
-# type = "float"
 # minimum = 0
 # default = 0.0
 # help = "synthetic acceptance: so many tokens a pass on average, whatever they are; 0: those that are right"
@@ -181,7 +173,7 @@ def load(request: Request) -> OwnServer:
 
 def tokenize(request: Request, say: Say) -> dict[str, Any]:
     """The ids of workloads[0]["text"], nothing added, and the BOS that the vocabulary puts in front of a text
-    (null: none). Raises ServerError for a model without a vocabulary."""
+    (None: none). Raises ServerError for a model without a vocabulary."""
     params = _quiet_params(request)
     params.n_ctx, params.n_parallel = CONTEXT, 1
     params.warmup, params.no_extra_bufts = False, True  # the weights are mapped, never read or repacked

@@ -39,13 +39,11 @@
 # message = "compute is of quantized weights; without quantization quant names the type of all"
 #
 # [tool.harness.options.quant]
-# type = "string"
 # choices = ["int4", "int8", "bf16", "f16", "f32"]
 # default = "int4"
 # help = "type of the weights, embedding and lm_head too; int4 and int8: MLX's affine groups"
 #
 # [tool.harness.options.group_size]
-# type = "int"
 # choices = [32, 64, 128]
 # default = 64
 # help = "weights that share a scale and a bias, of int4 and int8"
@@ -57,7 +55,6 @@
 # help = "type of scales, norms and arithmetic of int4 and int8; default: f32 on a CPU, else bf16"
 #
 # [tool.harness.options.ahead]
-# type = "bool"
 # default = false
 # help = "queue each step before the token of the one before it is read, as mlx_lm.generate does"
 #
@@ -397,7 +394,7 @@ def _model_facts(model: nn.Module) -> dict[str, Any]:
 
 
 def _type_of(layer: nn.Module) -> str | None:
-    """The type of a layer's weights by our name; null: it has none."""
+    """The type of a layer's weights by our name; None: it has none."""
     if hasattr(layer, "bits"):
         return f"int{layer.bits}" if layer.mode == "affine" else layer.mode
     return TYPES.get(layer.weight.dtype) if "weight" in layer else None

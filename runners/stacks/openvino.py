@@ -36,24 +36,20 @@
 # message = "Failed to apply group-wise quantization"
 #
 # [tool.harness.options.quant]
-# type = "string"
 # choices = ["int4", "int8", "fp16"]
 # default = "int8"
 # help = "type of the linear layers' weights; embedding and lm_head are int8 with int4 (nncf's recipe)"
 #
 # [tool.harness.options.group_size]
-# type = "int"
 # choices = [-1, 32, 64, 128]
 # default = 128
 # help = "weights that share a scale in int4; -1: a whole row"
 #
 # [tool.harness.options.symmetric]
-# type = "bool"
 # default = false
 # help = "quantize without a zero point"
 #
 # [tool.harness.options.attention]
-# type = "string"
 # choices = ["pa", "sdpa"]
 # default = "pa"
 # help = "ATTENTION_BACKEND: paged attention with a scheduler (LLMPipeline's default), or the stateful graph"

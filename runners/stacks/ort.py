@@ -29,13 +29,11 @@
 # dry = false
 #
 # [tool.harness.options.quant]
-# type = "string"
 # choices = ["int4", "int8", "fp32"]
 # default = "int4"
 # help = "type of the matrices, lm_head among them, in blocks of 32; an untied embedding stays float32"
 #
 # [tool.harness.options.activations]
-# type = "string"
 # choices = ["int8", "fp32"]
 # default = "int8"
 # help = "what int4 and int8 matrices are multiplied with: activations rounded to int8, or as they are"
@@ -300,7 +298,7 @@ class OrtSession:
         return 1 << 62
 
     def evaluated(self) -> None:
-        """Return null: the Generator counts tokens, not what it evaluates."""
+        """Return None: the Generator counts tokens, not what it evaluates."""
 
     def counters(self) -> dict[str, Any]:
         """Raises ValueError if the last logits are not numbers: a NaN stays in the KV cache."""

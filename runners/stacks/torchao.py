@@ -35,19 +35,16 @@
 #   int4_packing_format="tile_packed_to_4d"))"""
 #
 # [tool.harness.options.quant]
-# type = "string"
 # choices = ["int8", "int4"]
 # default = "int8"
 # help = "type of the linear layers' weights; embeddings and lm_head stay as dtype"
 #
 # [tool.harness.options.dtype]
-# type = "string"
 # choices = ["bf16", "fp16", "fp32"]
 # default = "bf16"
 # help = "type of unquantized tensors and of the arithmetic"
 #
 # [tool.harness.options.compile]
-# type = "bool"
 # default = true
 # help = "torch.compile of the decode step; without it a CPU unpacks every matrix at every product"
 #

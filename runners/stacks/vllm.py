@@ -107,7 +107,6 @@
 # message = "CPUWNA16, supported sizes are multiples of 32"
 #
 # [tool.harness.options.format]
-# type = "string"
 # choices = ["hf", "gptq", "awq"]
 # default = "hf"
 # help = "format of the checkpoint; hf: 16 or 32 bits"
@@ -118,25 +117,21 @@
 # help = "what vLLM makes of a 16-bit checkpoint while it loads; default: nothing"
 #
 # [tool.harness.options.bits]
-# type = "int"
 # choices = [4, 8]
 # default = 4
 # help = "bits per weight of a GPTQ or AWQ checkpoint"
 #
 # [tool.harness.options.dtype]
-# type = "string"
 # choices = ["bf16", "fp16", "fp32"]
 # default = "bf16"
 # help = "type of unquantized tensors, of the arithmetic and of the KV cache"
 #
 # [tool.harness.options.kernel]
-# type = "string"
 # choices = ["auto", "marlin", "machete", "exllama", "cutlass"]
 # default = "auto"
 # help = "kernel of the packed matrices (vLLM's linear_backend), on NVIDIA GPUs; auto: vLLM chooses"
 #
 # [tool.harness.options.compile]
-# type = "bool"
 # default = true
 # help = "torch.compile of the model while it loads, which is vLLM's default; false: enforce_eager"
 #
@@ -153,7 +148,6 @@
 # help = "CPU threads, for prompt and decode alike"
 #
 # [tool.harness.options.trust_remote_code]
-# type = "bool"
 # default = false
 # help = "run Python code that comes with the checkpoint"
 #

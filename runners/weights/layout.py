@@ -273,7 +273,7 @@ def turned_back(given: np.ndarray, rows: int, width: int) -> np.ndarray:
 class Back:
     """A part of a checkpoint's tensor to be made of a GGUF: values from number `first` on.
 
-    `rows`: the GGUF's tensor that it lies in, or two; `expert`: of theirs, null for tensors of no experts, of
+    `rows`: the GGUF's tensor that it lies in, or two; `expert`: of theirs, None for tensors of no experts, of
     which rows `begin` to `end` are taken.
     """
 

@@ -27,7 +27,7 @@ class Heard:
         self._others = 0
 
     def hear(self, layer: int, own: np.ndarray, scores: np.ndarray | None) -> np.ndarray | None:
-        """A layer's choice, (tokens, k), of its scores, (tokens, experts). Returns the one to follow; null:
+        """A layer's choice, (tokens, k), of its scores, (tokens, experts). Returns the one to follow; None:
         its own. Layers are heard one after the other, each for the last tokens of those of the first."""
         if layer == len(self._parts):
             self._parts.append([])

@@ -246,7 +246,7 @@ class Context:
 
 
 def whole_file(file: Path) -> Path | None:
-    """Where a context was kept under the name `file`, if its bytes are those that were written; else null.
+    """Where a context was kept under the name `file`, if its bytes are those that were written; else None.
     Deletes a damaged one: a stack may crash on foreign bytes."""
     for path in file.parent.glob(f"{file.stem}.*{file.suffix}"):
         if path == _summed(file, path):

@@ -128,7 +128,7 @@ def measure_prefill(
 ) -> dict[str, Any]:
     """Time `passes` rounds over all depths and lengths, in random order, after one that only warms up.
 
-    `lengths` null: chosen up to `up_to`, see chosen(). `checks`: distances() after each pass of that first
+    `lengths` None: chosen up to `up_to`, see chosen(). `checks`: distances() after each pass of that first
     round. The pass wrote its keys and values where `distance` is far below `control`.
     """
     clock = instruments.clock_ns

@@ -68,7 +68,7 @@ def write_logits(session: Session, request: Request, say: Say) -> dict[str, Any]
     A workload begins with an empty context. The first `prompt_tokens` of its `ids` are fed at once, as a
     prompt, with logits after the last `prompt_keep` of them (default: after each); those of each of the
     `windows` [first, end) one by one, as in decode, with logits after each; those between in chunks. A window
-    that would exceed `seconds` in all (null: no limit), at the pace so far, is skipped, with all later ones.
+    that would exceed `seconds` in all (None: no limit), at the pace so far, is skipped, with all later ones.
 
     files["experts"]: for the experts that a mixture's routers choose (see protocol.Session).
     """

@@ -95,7 +95,7 @@ def control_windows(
 ) -> dict[str, Any] | None:
     """Decode the first tokens again after the timed part: the same work, so what differs is the machine's.
 
-    An eighth of the tokens, at most 128; twice as many where those of the warm-up were noisy; null where an
+    An eighth of the tokens, at most 128; twice as many where those of the warm-up were noisy; None where an
     eighth is fewer than 64. `latency_ns` is without the first token (prefill)."""
     count = min(CONTROL_MOST, new_tokens // CONTROL_SHARE)
     if count < CONTROL_LEAST:

@@ -13,8 +13,9 @@ from pydantic import Field
 from harness.base.text import shortened
 from harness.campaign.fleet.access import FleetError
 from harness.config import yaml_text
-from harness.config.experiment import DEVICE, Frozen
-from harness.config.yaml_text import Mistakes
+from harness.config.base import Frozen
+from harness.config.experiment import DEVICE
+from harness.config.mistakes import Mistakes
 
 MOST_LOCAL = 16  # nodes of a local cluster: each takes 0.1 GB
 EXAMPLES = "ray://HOST:10001, HOST:6379, auto, or local-cluster:N"

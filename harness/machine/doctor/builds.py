@@ -12,7 +12,8 @@ from harness import machine
 from harness.base.files import small_text
 from harness.machine.doctor.check import Check, Finding, Reading, findings, warn
 from harness.stacks import header as stack_header
-from harness.stacks.adopted import WHY_NO_AMX, Interpreter
+from harness.stacks.adopted import Interpreter
+from harness.stacks.compiler_faults import WHY_NO_AMX
 from harness.stacks.inside.features import FEATURES, Build
 
 LIMIT_S = 10.0  # it takes 40 ms

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from harness.base.files import cache_folder, free_disk
 from harness.machine.doctor.check import Check, Finding, Reading, findings, ok, warn
-from harness.stacks import adopted, build
+from harness.stacks import adopted, build, cxx
 from harness.stacks.adopted import EnvironmentFailed, Interpreter
 from harness.stacks.header import Environment, stacks
 
@@ -22,9 +22,9 @@ def _disk(cache: Path) -> Reading:
 
 
 def _compiler(_: Path) -> Reading:
-    program = build.compiler()
+    program = cxx.compiler()
     if program is None:
-        return warn("none", command=build.compiler_command())
+        return warn("none", command=cxx.compiler_command())
     version = subprocess.run([program, "--version"], capture_output=True, text=True, check=False).stdout
     return ok(version.splitlines()[0] if version else program)
 

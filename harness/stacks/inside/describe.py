@@ -37,7 +37,7 @@ def main(path: str) -> None:
 
 
 def _distributions() -> "dict[str, dict[str, object]] | None":
-    """By name as written: version, requirements, and for torch the CUDA version of the build (null: none).
+    """By name as written: version, requirements, and for torch the CUDA version of the build (None: none).
     The first on the path is imported. Null before Python 3.8."""
     try:
         from importlib.metadata import distributions

@@ -57,7 +57,7 @@ def main() -> None:
 
 
 def features(library: Path) -> list[str] | None:
-    """The CPU features that ggml was compiled for, by the kernel's names; null if it cannot be loaded."""
+    """The CPU features that ggml was compiled for, by the kernel's names; None if it cannot be loaded."""
     try:
         ggml = ctypes.CDLL(str(library))
         return [theirs for ours, theirs in FEATURES.items() if ggml[f"ggml_cpu_has_{ours}"]()]

@@ -19,7 +19,7 @@ from test_hub import COMMIT, Hub
 from test_run_models import ONE_REPEAT, stored
 
 from harness.base import data
-from harness.models import find
+from harness.models import ollama_models
 from harness.theory.base_shapes import understood
 from harness.theory.known_models import Known
 
@@ -32,7 +32,7 @@ def in_ollama(folder: Path, name: str, file: Path, host: str = "registry.ollama.
     for path in (blob, manifest):
         path.parent.mkdir(parents=True, exist_ok=True)
     blob.write_bytes(content)
-    layers = [{"mediaType": find.OLLAMA_MODEL, "digest": blob.name.replace("-", ":")}]
+    layers = [{"mediaType": ollama_models.OLLAMA_MODEL, "digest": blob.name.replace("-", ":")}]
     layers += [{"mediaType": "application/vnd.ollama.image.template", "digest": "sha256:00"}]
     manifest.write_text(json.dumps({"schemaVersion": 2, "layers": layers}))
     return blob

@@ -29,7 +29,7 @@ from harness.models.hub import in_hub_cache
 from harness.models.locate import Ready, WeightsError
 from harness.stacks.header import Options, holds
 from harness.stacks.limits import Broken
-from harness.theory import floors, names
+from harness.theory import floors, machine_names, split_weights
 from harness.theory import memory as theory_memory
 from harness.theory.decoder import (
     Decoder,
@@ -40,6 +40,9 @@ from harness.theory.decoder import (
     parameters,
 )
 from harness.theory.floors import Ceiling, Demand, Pass, Reach, cost
+from harness.theory.ggml_quants import quantized
+from harness.theory.ggml_types import element_bytes
+from harness.theory.loaded_sizes import ELEMENT_BYTES, loaded_bytes
 from harness.theory.machines import (
     DISPLAY,
     DISPLAY_RESERVE_BYTES,
@@ -52,28 +55,11 @@ from harness.theory.machines import (
     drives_display,
     reserved_words,
 )
-from harness.theory.memory import (
-    BITSANDBYTES,
-    LLAMA_CPP,
-    Engine,
-    LlamaCpp,
-    Model,
-    Placement,
-    PlacementError,
-    Split,
-    Torch,
-)
+from harness.theory.memory import BITSANDBYTES, LLAMA_CPP, Engine, LlamaCpp, Model, Torch
 from harness.theory.names import NotUnderstood
-from harness.theory.tensors import (
-    ELEMENT_BYTES,
-    Packing,
-    Tensor,
-    element_bytes,
-    loaded_bytes,
-    of_shape,
-    packed_bytes,
-    quantized,
-)
+from harness.theory.packed_sizes import Packing, packed_bytes
+from harness.theory.split_weights import Placement, PlacementError, Split
+from harness.theory.tensors import Tensor, of_shape
 
 # A model as the stack of a cell holds it in memory: weights and KV cache in bytes, by config and headers.
 
@@ -414,7 +400,7 @@ def _device(experiment: Experiment) -> Device:
         return Device(family, "the GPU", None)
     major, _, minor = (gpu["compute_capability"] or "").partition(".")
     on_display = drives_display(gpu["name"] or "")
-    known = names.of_gpu(gpu["name"], gpu["memory_bytes"])
+    known = machine_names.of_gpu(gpu["name"], gpu["memory_bytes"])
     return Device(
         family,
         f"the {gpu['name'] or 'GPU'}",
@@ -433,7 +419,7 @@ def _named(family: str, gpu: str | None) -> Device:
     if gpu is None or family != "cuda":
         return Device(family, "the GPU", None)
     try:
-        known = [m for m in names.machines(gpu).values() if m.compute_capability]
+        known = [m for m in machine_names.machines(gpu).values() if m.compute_capability]
     except NotUnderstood:
         part = gpu.lower().removeprefix("nvidia ")
         known = [m for m in MACHINES.values() if m.compute_capability and part in m.name.lower()]
@@ -538,9 +524,9 @@ def forecast_cell(cell: Cell, ready: Ready | None, device: Device, threads: int)
     on_gpu, sides, on_cpu = device.family != "cpu", None, None
     on_device = held
     if on_gpu and placement and made:
-        sides = theory_memory.split_layers(placement, made, tensors)
+        sides = split_weights.split_layers(placement, made, tensors)
         element = kv_element_bytes(options)
-        on_device, on_cpu = theory_memory.side_models(placement, made, tensors, element)
+        on_device, on_cpu = split_weights.side_models(placement, made, tensors, element)
     memory = needs(on_device, on_gpu)
     if isinstance(cell.workload, Quality):
         memory += LOGITS_HELD * (cell.workload.positions + 1) * held.made.vocab_size

@@ -32,7 +32,7 @@ from harness.machine import ProbeError
 from harness.machine.probes import MatrixRate
 from harness.machine.sensor_values import GPU_OTHERS, GPU_OTHERS_COLUMN
 from harness.machine.sensors import SensorSampler
-from harness.models import gguf_keys
+from harness.models import yarn
 from harness.models.engine_files import EngineFiles
 from harness.models.locate import Ready
 from harness.records import Draft, ResultsError, Running, Stored, TokenTimes, measured, parts
@@ -477,7 +477,7 @@ def weights_facts(ready: Ready) -> Any:
         "shards": ready.shards,
         "file_bytes": ready.file_bytes,
     }
-    if ready.header and (off := gguf_keys.yarn_difference(ready.header.metadata)):
+    if ready.header and (off := yarn.yarn_difference(ready.header.metadata)):
         facts["yarn_difference"] = off
     return facts
 

@@ -105,7 +105,7 @@ def _ranked(arguments: argparse.Namespace, found: Sequence[Any]) -> Any:
 def _what_runs_here(arguments: argparse.Namespace) -> int:
     """Of all known models, by size, the best variant on one machine. Raises Mistake."""
     from harness.cli import recommend_inputs
-    from harness.recommend import questions, text
+    from harness.recommend import found_text, questions
     from harness.theory.machines import memory_words
 
     subjects = recommend_inputs.known_subjects(arguments.models)
@@ -116,8 +116,8 @@ def _what_runs_here(arguments: argparse.Namespace) -> int:
     found, nearest = _reaching(arguments, pairs)
     shown = questions.by_size(found, None if arguments.all else arguments.most or 1)
     heading = f"{place.device.name} with {memory_words(place.device.memory_bytes or 0)} runs "
-    heading += text.counted(found, len(subjects), "models", arguments.tok_s, arguments.context)
-    notes = [text.of_sizes()] if shown and not arguments.all else []
+    heading += found_text.counted(found, len(subjects), "models", arguments.tok_s, arguments.context)
+    notes = [found_text.of_sizes()] if shown and not arguments.all else []
     notes += _reserved(arguments, place)
     if short := len(subjects) - len(trained):
         notes.append(f"Left out: {short} that were trained on fewer than {arguments.context:,} tokens.")
@@ -127,7 +127,7 @@ def _what_runs_here(arguments: argparse.Namespace) -> int:
 def _which_machine(arguments: argparse.Namespace, subject: Any) -> int:
     """The known machines on which a model reaches a speed, each with its variant. Raises Mistake."""
     from harness.cli import recommend_inputs
-    from harness.recommend import questions, text
+    from harness.recommend import found_text, questions
 
     pairs = questions.pairs([subject], recommend_inputs.all_places(arguments), arguments.context)
     found, nearest = _reaching(arguments, pairs)
@@ -135,7 +135,7 @@ def _which_machine(arguments: argparse.Namespace, subject: Any) -> int:
     best = [each for each in found if each.kind == found[0].kind]
     shown = found if arguments.all else best[: arguments.most or MOST_MACHINES]
     heading = f"{subject.model.name} runs on "
-    heading += text.counted(found, len(pairs), "machines", arguments.tok_s, arguments.context)
+    heading += found_text.counted(found, len(pairs), "machines", arguments.tok_s, arguments.context)
     notes = ["The smallest memory comes first, then the lowest bandwidth."]
     if arguments.context > subject.made.context:
         notes.append(_beyond(subject.made))
@@ -182,7 +182,7 @@ def _show_found(
 ) -> int:
     """Print some of those found; 1 where nothing reaches the speed."""
     from harness.cli.recommend_inputs import THIS
-    from harness.recommend import text
+    from harness.recommend import found_text
 
     context, tok_s = arguments.context, arguments.tok_s
     hosts = _of_hosts(pairs)
@@ -193,13 +193,13 @@ def _show_found(
         names = arguments.model or "MODEL", "NAME" if arguments.machine == ALL else arguments.machine
         of_machine = f" --machine {shlex.quote(names[1])}" if names[1] != THIS else ""
         notes = [
-            *text.that_may(found, tok_s),
+            *found_text.that_may(found, tok_s),
             *notes,
             *hosts,
-            *text.of_others(found, shown),
+            *found_text.of_others(found, shown),
             f"One of them in full: harness recommend {names[0]}{of_machine} --context {context}",
         ]
-        text.show_found(heading, shown, arguments.machine == ALL, notes, arguments.wide)
+        found_text.show_found(heading, shown, arguments.machine == ALL, notes, arguments.wide)
     if shown:
         return OK
     for each in hosts:
@@ -269,8 +269,7 @@ def _print(
     found: Sequence[Any],
     ranking: Sequence[Any],
 ) -> None:
-    from harness.recommend import answer as recommend_answer
-    from harness.recommend import text
+    from harness.recommend import outcomes, text
     from harness.report.text_table import wrapped
     from harness.theory.machines import memory_words
 
@@ -294,7 +293,7 @@ def _print(
             text.show_unmaintained([each.choice for each in ranking])
         if ranking[0].choice.deep.value < (arguments.tok_s or 0):
             print("\nless is predicted; only the upper ends of these intervals reach that speed")
-        so_far = recommend_answer.outcomes_so_far(arguments.results)
+        so_far = outcomes.outcomes_so_far(arguments.results)
         text.show_notes(ranking, shown, known.examples, place, so_far)
         text.show_commands(ranking[0].choice, given.source, arguments.context, place)
 
@@ -310,7 +309,7 @@ def _reserved(arguments: argparse.Namespace, place: Any) -> list[str]:
 def _fits_nowhere(found: Sequence[Any], context: int, place: Any) -> str:
     """How much is missing for the smallest variant, and the smallest known machine with enough."""
     from harness.recommend import text
-    from harness.theory import names
+    from harness.theory import machine_names
     from harness.theory.machines import MACHINES, memory_words
 
     whole = [each for each in found if each.candidate.split is None]
@@ -318,7 +317,7 @@ def _fits_nowhere(found: Sequence[Any], context: int, place: Any) -> str:
     candidate = least.candidate
     short = candidate.memory_bytes - candidate.available_bytes
     hint = f"; {candidate.longest:,} tokens of context would fit" if candidate.longest else ""
-    known = [each for name in MACHINES for each in names.machines(name).values()]
+    known = [each for name in MACHINES for each in machine_names.machines(name).values()]
     alike = [each for each in known if each.family == place.device.family]
     enough = [each for each in alike if each.memory_bytes - each.reserve.value >= candidate.memory_bytes]
     if enough:

@@ -23,18 +23,19 @@ from harness.config.variants import InlineShape, safe_name
 from harness.models import check, layout, locate
 from harness.models.locate import WeightsError, read
 from harness.models.make import FULL_TYPES
-from harness.recommend import answer, commands, examples
+from harness.recommend import answer, commands, examples, outcomes
 from harness.recommend.answer import Choice
-from harness.recommend.candidates import Place, Subject, place_of
+from harness.recommend.candidates import Subject
 from harness.recommend.commands import Source
+from harness.recommend.places import Place, place_of
 from harness.recommend.traits import Example
 from harness.records.kinds import Record
-from harness.theory import base_shapes, cpus, names
+from harness.theory import base_shapes, machine_names, names
 from harness.theory.decoder import Decoder, dense_fields
 from harness.theory.known_models import Described, config_of
 from harness.theory.known_models import Known as KnownModels
 from harness.theory.machines import MACHINES, Figure, Machine, memory_words
-from harness.theory.memory import released_in
+from harness.theory.memory_choices import released_in
 from harness.theory.names import NotUnderstood
 
 # The inputs of a recommendation: the model, the machine, and the records to predict from.
@@ -206,7 +207,7 @@ def _place(arguments: argparse.Namespace) -> Place:
     named = printable(arguments.machine)
     try:
         known = options.known()
-        several = names.machines(arguments.machine, known, arguments.memory)
+        several = machine_names.machines(arguments.machine, known, arguments.memory)
     except NotUnderstood as why:
         if not (arguments.memory and arguments.bandwidth) or why.ambiguous:
             sentence = why.sentence("machine", named)
@@ -219,13 +220,13 @@ def _place(arguments: argparse.Namespace) -> Place:
     takes_any_memory = any(each.assumed for each in several.values())
     if arguments.bandwidth:
         several = {name: _with_given(each, named, arguments) for name, each in several.items()}
-    name, notes = names.slowest(named, several)
+    name, notes = machine_names.slowest(named, several)
     for sentence in notes:
         say(sentence)
     found = several[name]
     if takes_any_memory:
         return place_of(found, name, threads)
-    largest = max(each.memory_bytes for each in names.machines(arguments.machine, known).values())
+    largest = max(each.memory_bytes for each in machine_names.machines(arguments.machine, known).values())
     if found.memory_bytes > largest:
         raise Mistake(f"{named} has at most {memory_words(largest)}; drop --memory, or give less")
     return place_of(found, name, threads)
@@ -233,13 +234,12 @@ def _place(arguments: argparse.Namespace) -> Place:
 
 def _with_given(known: Machine, named: str, arguments: argparse.Namespace) -> Machine:
     """A known CPU with the bandwidth that is given, or that of the memory that is. Raises Mistake."""
-    speed, gb_per_s = arguments.memory_speed, arguments.bandwidth
-    if speed and (known.family != "cpu" or known.board):
-        raise Mistake(f"{named} is known, and has one kind of memory; drop --memory-speed")
-    if not speed and not known.assumed:
+    if arguments.memory_speed:
+        return theory_options.with_memory_speed(known, named, arguments.memory_speed, arguments.channels)
+    if not known.assumed:
         raise Mistake(f"{named} is known; drop --bandwidth")
-    given = cpus.bytes_per_s(speed, arguments.channels or known.channels) if speed else gb_per_s * 1e9
-    return replace(known, bandwidth=Figure(given, "given"), peak_bandwidth=None, assumed="")
+    bandwidth = Figure(arguments.bandwidth * 1e9, "given")
+    return replace(known, bandwidth=bandwidth, peak_bandwidth=None, assumed="")
 
 
 def all_places(arguments: argparse.Namespace) -> list[Place]:
@@ -247,7 +247,7 @@ def all_places(arguments: argparse.Namespace) -> list[Place]:
     given. Raises Mistake."""
     found: dict[str, Machine] = {}
     for name in MACHINES:
-        found |= names.machines(name)
+        found |= machine_names.machines(name)
     host = _host(arguments, "the CPU of the GPUs", DESKTOPS)
     places = [place_of(each, name, machine.default_threads()) for name, each in found.items()]
     return [replace(each, host=host if each.takes_host else None) for each in places]
@@ -325,7 +325,7 @@ def _this(threads: int) -> Place:
     if not gpus:
         return place_of(this_cpu(), "this machine", threads)
     gpu: Gpu = gpus[0]
-    sheet = names.of_gpu(gpu["name"] or "", gpu["memory_bytes"])
+    sheet = machine_names.of_gpu(gpu["name"] or "", gpu["memory_bytes"])
     if sheet is None:
         name = gpu["name"] or "this GPU"
         raise Mistake(f"{name} has no known data sheet; give --machine, --memory and --bandwidth")
@@ -385,7 +385,7 @@ def prove(arguments: argparse.Namespace, given: Given, choices: Sequence[Choice]
     rows = load_study([*stored(arguments.results)]).cells
     windows = [row for row in rows if row["depths"] and row["machine"] == here]
     for choice in choices:
-        outcome = answer.outcome_of_choice(choice, windows, arguments.context)
-        say(answer.outcome_sentence(choice, outcome))
+        outcome = outcomes.outcome_of_choice(choice, windows, arguments.context)
+        say(outcomes.outcome_sentence(choice, outcome))
         if outcome and choice.basis != answer.MEASURED:  # that was no prediction
-            answer.keep_outcome(arguments.results, outcome)
+            outcomes.keep_outcome(arguments.results, outcome)

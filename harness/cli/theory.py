@@ -17,14 +17,15 @@ from harness.cli.options import known as known_machines
 from harness.cli.options import reserved, unknown
 from harness.cli.shared_options import RESULTS
 from harness.cli.theory_options import Found
-from harness.theory import floors, names, tensors
+from harness.theory import floors, ggml_quants, machine_names, packed_sizes
 from harness.theory.decoder import Decoder, dense
 from harness.theory.floors import PUBLISHED, UNITS
-from harness.theory.hf_config import Quantization
 from harness.theory.known_models import Known
 from harness.theory.machines import Machine
-from harness.theory.memory import USUAL_KV, Form, Placement, PlacementError, kv_bits, released_in
+from harness.theory.memory_choices import USUAL_KV, kv_bits, released_in
+from harness.theory.memory_fit import Form
 from harness.theory.public_speeds import others
+from harness.theory.quantization import Quantization
 from harness.theory.rows import (
     Ask,
     Reached,
@@ -35,6 +36,7 @@ from harness.theory.rows import (
     row,
     row_without_shape,
 )
+from harness.theory.split_weights import Placement, PlacementError
 from harness.theory.tensors import Tensor, streamed_bytes
 
 if TYPE_CHECKING:
@@ -127,7 +129,7 @@ def _is_on(record: Unread, machine: Machine) -> bool:
     if (on := recorded_gpu(cast("Record", record))) is None:
         return False
     name, memory = str(on.get("name")), on.get("memory_bytes")
-    known = names.of_gpu(name, memory if isinstance(memory, int) else None)
+    known = machine_names.of_gpu(name, memory if isinstance(memory, int) else None)
     return known.name == machine.name if known else f" {name.lower()}".endswith(f" {machine.name.lower()}")
 
 
@@ -246,6 +248,10 @@ def run(arguments: argparse.Namespace) -> int:
     theory_options.sort_of(arguments, shapes, machines)
     if arguments.n_cpu_moe and not arguments.machine:
         raise Mistake("--n-cpu-moe needs a --machine, the GPU")
+    if arguments.channels and not arguments.memory_speed:
+        raise Mistake("--channels needs --memory-speed")
+    if arguments.memory_speed and not arguments.machine:
+        raise Mistake("--memory-speed needs a --machine, a CPU")
     if arguments.memory and not arguments.machine:
         return theory_options.show_choices(arguments, shapes)
     if arguments.bandwidth:
@@ -288,7 +294,9 @@ def _rows(arguments: argparse.Namespace, shapes: Known, machines: Mapping[str, M
         )
     ask = _ask(arguments)
     chosen: list[tuple[str | None, Machine | None]] = [
-        *theory_options.machines_of(arguments.machine, machines, arguments.memory).items()
+        *theory_options.machines_of(
+            arguments.machine, machines, arguments.memory, arguments.memory_speed, arguments.channels
+        ).items()
     ]
     wanted = reserved(arguments.reserve)
     chosen = [(name, machine and machine.reserving(wanted)) for name, machine in chosen]
@@ -386,11 +394,11 @@ def _model(text: str, arguments: argparse.Namespace, shapes: Known) -> Model:
     for quant in quants:
         as_published = arguments.units == PUBLISHED.name
         assert made is not None
-        forms.append(Form(quant, tensors=tensors.quantized(made, quant, as_published)))
+        forms.append(Form(quant, tensors=ggml_quants.quantized(made, quant, as_published)))
     if made and released and not arguments.n_cpu_moe:
-        released_tensors = tensors.as_released(made, tensors.MXFP4, None)
-        quantization = Quantization(tensors.MXFP4, tensors.MXFP4)
-        label = f"{tensors.MXFP4} as released"
+        released_tensors = packed_sizes.as_released(made, packed_sizes.MXFP4, None)
+        quantization = Quantization(packed_sizes.MXFP4, packed_sizes.MXFP4)
+        label = f"{packed_sizes.MXFP4} as released"
         forms.append(theory_options.checkpoint_form(label, released_tensors, quantization))
     if arguments.tensors and not (arguments.quant or stored):
         raise Mistake(f"{text}: --tensors needs --quant, or a file with tensors")

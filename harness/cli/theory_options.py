@@ -15,19 +15,17 @@ from harness.base.text import csv_of, list_named, printable, shortened
 from harness.cli import OK, Mistake, say
 from harness.cli.options import reserved, unknown
 from harness.models import served
-from harness.theory import base_shapes, names, tensors
+from harness.theory import base_shapes, cpus, machine_names, names, packed_sizes, tensors
 from harness.theory.decoder import Decoder, parameters
-from harness.theory.hf_config import Quantization
+from harness.theory.ggml_quants import ALL_QUANTS, QUANTS
 from harness.theory.known_models import Known
 from harness.theory.machines import DRIVER_RESERVE_BYTES, Figure, Machine, changed_reserve
-from harness.theory.memory import (
-    USUAL_KV,
-    Choice,
-    Form,
-    choices,
-)
+from harness.theory.memory_choices import USUAL_KV, Choice, choices
+from harness.theory.memory_fit import Form
 from harness.theory.names import NotUnderstood
-from harness.theory.tensors import ALL_QUANTS, QUANTS, Packing, Tensor
+from harness.theory.packed_sizes import Packing
+from harness.theory.quantization import Quantization
+from harness.theory.tensors import Tensor
 
 if TYPE_CHECKING:
     from harness.models.locate import Ready
@@ -46,7 +44,7 @@ def sort_of(
     --machine or --quant."""
 
     def is_machine(name: str) -> bool:
-        return name.lower() == THIS or _stands(lambda: names.machines(name, known))
+        return name.lower() == THIS or _stands(lambda: machine_names.machines(name, known))
 
     def is_model(name: str) -> bool:
         return _stands(lambda: base_shapes.understood(name, shapes)) or Path(name).exists()
@@ -55,7 +53,7 @@ def sort_of(
         return name.lower() in (*ALL_QUANTS, ALL)
 
     arguments.quant = [name for given in arguments.quant for name in given.split(",") if name]
-    arguments.machine = names.joined(arguments.machine, is_machine)
+    arguments.machine = machine_names.joined(arguments.machine, is_machine)
     for option, belongs in (("machine", is_machine), ("quant", is_quant)):
         given = getattr(arguments, option)
         models = [name for name in given if not belongs(name) and is_model(name)]
@@ -73,9 +71,14 @@ def _stands(resolve: Callable[[], object]) -> bool:
 
 
 def machines_of(
-    given: Iterable[str], known: Mapping[str, Machine], memory: float | None = None
+    given: Iterable[str],
+    known: Mapping[str, Machine],
+    memory: float | None = None,
+    memory_speed: float | None = None,
+    channels: int | None = None,
 ) -> dict[str, Machine]:
-    """The machines by name; a name of several is the slowest, and says so. `this` is measured."""
+    """The machines by name; a name of several is the slowest, and says so. `this` is measured.
+    `memory_speed`: transfers per second of a CPU's memory."""
     found: dict[str, Machine] = {}
     for name in given:
         if name.lower() == THIS and THIS not in known:
@@ -83,14 +86,26 @@ def machines_of(
 
             known = {**known, THIS: this_cpu()}
         try:
-            several = names.machines(name, known, memory)
+            several = machine_names.machines(name, known, memory)
         except NotUnderstood as why:
             raise Mistake(why.sentence("machine", shortened(name))) from why
-        key, notes = names.slowest(shortened(name), several)
+        if memory_speed:
+            several = {
+                key: with_memory_speed(machine, shortened(name), memory_speed, channels)
+                for key, machine in several.items()
+            }
+        key, notes = machine_names.slowest(shortened(name), several)
         for sentence in notes:
             say(sentence)
         found[key] = several[key]
     return found
+
+
+def with_memory_speed(machine: Machine, name: str, transfers_per_s: float, channels: int | None) -> Machine:
+    """A CPU with memory of another speed. Raises Mistake for a machine with one kind of memory."""
+    if machine.family != "cpu" or machine.board:
+        raise Mistake(f"{name} is known, and has one kind of memory; drop --memory-speed")
+    return cpus.with_speed(machine, transfers_per_s, channels)
 
 
 def model_of(given: str, shapes: Mapping[str, Decoder]) -> names.Named | None:
@@ -235,7 +250,7 @@ def _form(given: str, checkpoint: Ready) -> Form | None:
         )
         say(f"bits per weight, scales included: {'; '.join(by_bits)}")
     if checkpoint.format == "config" and made:
-        loaded = (*tensors.as_released(made, quantization.method, packing),)
+        loaded = (*packed_sizes.as_released(made, quantization.method, packing),)
         label += " as released"
     if not loaded:
         say("its bytes are not known without its weights: the rows are of types made of 16-bit weights")

@@ -22,7 +22,7 @@ from pydantic import (
 )
 
 from harness.base.text import shortened
-from harness.theory import names
+from harness.theory import quantities
 from harness.theory.decoder import Decoder
 from harness.theory.known_models import Described
 from harness.theory.machines import HEADLESS
@@ -38,7 +38,7 @@ PERCENT = r"^[0-9]{1,2}(\.[0-9]{1,4})?%$"
 
 def tokens_of(given: object) -> object:
     """32k as 32,768; all else as it is given."""
-    return names.token_count(given) or given if isinstance(given, str) else given
+    return quantities.token_count(given) or given if isinstance(given, str) else given
 
 
 Tokens = Annotated[
@@ -50,7 +50,7 @@ Tokens = Annotated[
             "type": ["integer", "string"],
             "minimum": 1,
             "maximum": MOST_TOKENS,
-            "pattern": names.TOKENS,
+            "pattern": quantities.TOKENS,
         }
     ),
 ]

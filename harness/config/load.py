@@ -41,7 +41,7 @@ from harness.config.variants import (
 )
 from harness.config.yaml_text import ConfigError, Document, Loc, Mistakes, dotted, expected, shown, suggestion
 from harness.stacks.header import stacks
-from harness.theory import names
+from harness.theory import machine_names
 from harness.theory.decoder import Decoder, dense, dense_fields
 from harness.theory.known_models import known_name
 from harness.theory.machines import Figure, Machine
@@ -419,7 +419,7 @@ def _machine(name: str, given: Any, path: Path, mistakes: Mistakes) -> Machine |
             return None
         return Machine(name, memory, bandwidth, rates, rate="own")
     try:
-        base = names.one_machine(row.like, row.memory_gib, known=own_machines.known())
+        base = machine_names.one_machine(row.like, row.memory_gib, known=own_machines.known())
     except NotUnderstood as why:
         mistakes.add((*loc, "like"), why.sentence("machine", shown(row.like)))
         return None

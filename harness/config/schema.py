@@ -23,8 +23,8 @@ from harness.config.variants import (
     variant_row,
 )
 from harness.stacks.header import stacks
+from harness.theory.ggml_quants import ALL_QUANTS
 from harness.theory.hf_config import SHAPES
-from harness.theory.tensors import ALL_QUANTS
 
 
 def schema() -> JsonSchemaValue:

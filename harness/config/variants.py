@@ -48,9 +48,11 @@ from harness.config.yaml_text import Loc, Mistakes, expected, shown, suggestion
 from harness.stacks.header import Option, Options, Value, runners_folder, stacks
 from harness.theory import base_shapes, names
 from harness.theory.decoder import dense
+from harness.theory.ggml_quants import ALL_QUANTS
 from harness.theory.known_models import Described, NoModel, described
-from harness.theory.names import TOKENS, NotUnderstood
-from harness.theory.tensors import ALL_QUANTS, FORMATS
+from harness.theory.names import NotUnderstood
+from harness.theory.packed_sizes import FORMATS
+from harness.theory.quantities import TOKENS
 
 # The form of the file: the keys of each mapping, and their descriptions for editors.
 

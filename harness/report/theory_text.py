@@ -13,6 +13,7 @@ from harness.base.text import plural
 from harness.report.text_table import NONE, Table, formatted, say
 from harness.theory import decoder, downloads
 from harness.theory.decoder import Decoder
+from harness.theory.ggml_quants import ALL_QUANTS
 from harness.theory.machines import (
     SYSTEM,
     SYSTEM_RESERVE_BYTES,
@@ -21,7 +22,9 @@ from harness.theory.machines import (
     memory_words,
     reserved_words,
 )
-from harness.theory.memory import IDEAL, LLAMA_CPP, LLAMA_CPP_FLASH, OF_MIXTURES, TRANSFORMERS, Choice, Fit
+from harness.theory.memory import IDEAL, LLAMA_CPP, LLAMA_CPP_FLASH, TRANSFORMERS
+from harness.theory.memory_choices import OF_MIXTURES, Choice
+from harness.theory.memory_fit import Fit
 from harness.theory.rows import (
     Chunk,
     Reached,
@@ -32,7 +35,6 @@ from harness.theory.rows import (
     Sides,
     TensorRow,
 )
-from harness.theory.tensors import ALL_QUANTS
 
 # Terminal output of `harness theory`: models, latency floors, bytes by part, chunked prefill.
 

@@ -64,7 +64,8 @@ def pairs(subjects: Iterable[Subject], places: Sequence[Place], context: int) ->
 
 def _cells(subject: Subject, context: int) -> dict[tuple[str, str], Cell]:
     offer = {"flash_attn": True, "quant": [quant for quant in TYPES if quant != OF_MIXTURES]}
-    header = replace(references()["gguf"], offers=(offer, {**offer, "type_k": SMALL_KV, "type_v": SMALL_KV}))
+    small_cache = {**offer, "type_k": SMALL_KV, "type_v": SMALL_KV}
+    header = references()["gguf"].model_copy(update={"offers": (offer, small_cache)})
     cells = {
         (candidates.type_of(subject, cell), str(cell.variant.options.get("type_k", KV))): cell
         for cell in candidates.cells_of(subject, header, context)

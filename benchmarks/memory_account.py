@@ -28,9 +28,10 @@ from harness.stacks.header import stacks
 from harness.theory import decoder, floors
 from harness.theory.architectures import decoder_of
 from harness.theory.decoder import Decoder
+from harness.theory.ggml_quants import quantized
 from harness.theory.known_models import config_of
 from harness.theory.memory import LlamaCpp, Model, Parts
-from harness.theory.tensors import Tensor, quantized
+from harness.theory.tensors import Tensor
 from runners.protocol import Request
 
 COLUMNS = ("model", "n_ctx", "flash", "weights GB", "KV MB", "compute MB", "llama.cpp: KV", "compute")

@@ -39,7 +39,10 @@ TESTS = {
     "harness/analysis/traffic.py": "traffic ceilings",
     "harness/theory/floors.py": "theory work limits ceilings architectures prefill",
     "harness/theory/tensors.py": "theory gguf_types footprint models",
-    "harness/theory/memory.py": "theory placement limits",
+    "harness/theory/ggml_quants.py": "theory gguf_types footprint",
+    "harness/theory/memory.py": "theory memory limits",
+    "harness/theory/memory_fit.py": "theory theory_rows",
+    "harness/theory/split_weights.py": "placement recommend",
     "harness/models/gguf.py": "checkpoint models not_a_model security_models",
 }
 """The tests of each core module, without `tests/test_` and `.py`."""

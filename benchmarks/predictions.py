@@ -36,7 +36,7 @@ import numpy as np
 from benchmarks.formulas import FORMULAS
 from harness import records
 from harness.base import data
-from harness.recommend import candidates
+from harness.recommend import variant_costs
 from harness.recommend.evidence import DECODE, ERRORS, FEW_SOURCES, NORMAL_90, PROMPTS
 from harness.recommend.examples import first_token, of_line, traits_of_record
 from harness.recommend.speed import SHIPPED, Floats, Predictor, Terms, by_fit, fitted_terms
@@ -124,10 +124,10 @@ _PUBLIC_VARIANTS = {
 def _traits_of_public(row: PublicSpeed) -> Traits:
     group = _PUBLIC_VARIANTS.get(row.stack, references()["gguf"].stack)
     header = stacks()[group.partition(" ")[0]]
-    engine, needs = candidates.engine(header, group), row.demand
+    engine, needs = variant_costs.engine(header, group), row.demand
     read = needs.weight_bytes_per_token
     if engine != GGML:
-        read = candidates.read_bytes(header, row.made, None, None) or read
+        read = variant_costs.read_bytes(header, row.made, None, None) or read
     return Traits(
         group=group,
         engine=engine,
@@ -138,14 +138,14 @@ def _traits_of_public(row: PublicSpeed) -> Traits:
         read_bytes=read + MOVED_STATE * needs.state_bytes,
         bytes_per_s=row.device.bandwidth_bytes_per_s,
         packed=row.packed,
-        flops=candidates.prompt_flops(row.device, row.family, row.packed),
+        flops=variant_costs.prompt_flops(row.device, row.family, row.packed),
         expert_bytes=needs.expert_bytes,
         expert_share=needs.experts_used / needs.experts if needs.experts else 1.0,
         setup=_setup(row.source),
         software=OLDER if row.year and row.year <= OLDER_YEAR and engine == GGML else "",
-        generation=candidates.generation(row.device),
-        maker=candidates.maker_of(row.device),
-        **candidates.kind_of_model(row.made, needs.kv_bytes_per_token),
+        generation=variant_costs.generation(row.device),
+        maker=variant_costs.maker_of(row.device),
+        **variant_costs.kind_of_model(row.made, needs.kv_bytes_per_token),
     )
 
 

@@ -41,7 +41,7 @@ from harness.stacks.adopted import Interpreter
 from harness.stacks.header import stacks
 from harness.theory.decoder import dense_fields, dense_like
 from harness.theory.hf_config import SHAPES
-from harness.theory.tensors import FORMATS
+from harness.theory.packed_sizes import FORMATS
 from runners.protocol import Died, Event, Failed, Request
 
 # Models that this machine has are not found by name, and its Ollama is not asked.

@@ -13,11 +13,12 @@ from hypothesis import strategies as st
 from harness.base import data
 from harness.theory import decoder, floors
 from harness.theory.architectures import decoder_of
-from harness.theory.decoder import Decoder, distinct_share
+from harness.theory.config_settings import ConfigJsonError, NoShape
+from harness.theory.decoder import Decoder
 from harness.theory.floors import Ceiling, Demand, Pass, cost
-from harness.theory.hf_config import ConfigJsonError, NoShape
+from harness.theory.ggml_quants import quantized
 from harness.theory.known_models import config_of
-from harness.theory.tensors import quantized
+from harness.theory.layer_parts import distinct_share
 
 NAMES = data.model_names()
 JUNK = [0, -1, 1.5, True, None, "", "x" * 300, 10**30, [], {}, [1, 2], "full_attention", ["conv"]]

@@ -20,9 +20,9 @@ from harness.models import gguf, gguf_model
 from harness.stacks.adopted import Interpreter
 from harness.theory import decoder
 from harness.theory.decoder import Decoder
+from harness.theory.ggml_quants import QUANTS, model_bytes, quantized
 from harness.theory.known_models import config_of
 from harness.theory.memory import MIB, PADDING, Model
-from harness.theory.tensors import QUANTS, model_bytes, quantized
 
 # The types of the tensors of each file, chosen without computing a value.
 DRY_RUN = r"""

@@ -17,10 +17,10 @@ from small_checkpoints import configure, made, read, store
 from harness.campaign.worker import JobFailed
 from harness.models import gguf as models_gguf
 from harness.models import layout, locate
-from harness.theory import tensors
+from harness.theory import ggml_quants
 from harness.theory.decoder import Decoder, dense_fields, dense_like, parameters
+from harness.theory.ggml_quants import QUANTS, quantized
 from harness.theory.hf_config import SHAPES
-from harness.theory.tensors import QUANTS, quantized
 
 LLAMA = SHAPES["tiny-llama"]  # GQA: 8 heads of 32, 2 for K and V
 LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
@@ -284,7 +284,7 @@ def test_the_published_sizes_of_0_5b_come_out_of_real_files(job, tmp_path):
         facts = quantize(job, source, quant, target)
         bpw = facts["model_bytes"] * 8 / facts["parameters"]
         assert (f"{facts['model_bytes'] / 2**20:.2f}", f"{bpw:.2f}") == figures
-        assert facts["model_bytes"] == tensors.model_bytes(SHAPES["qwen1.5-0.5b"], quant)
+        assert facts["model_bytes"] == ggml_quants.model_bytes(SHAPES["qwen1.5-0.5b"], quant)
         target.unlink()
     source.unlink()
 

@@ -3,12 +3,14 @@
 import re
 
 import pytest
+from conftest import refused
 from csv_tables import of_each
 
 from harness.base import data
 from harness.machine.emulation import cpu_kind
-from harness.recommend.candidates import maker_of, place_of
-from harness.theory import cpus, names
+from harness.recommend.places import place_of
+from harness.recommend.variant_costs import maker_of
+from harness.theory import cpus, machine_names
 from harness.theory.machines import CITED, DOCUMENTS, MACHINES
 from harness.theory.names import NotUnderstood
 from harness.theory.public_speeds import others
@@ -32,13 +34,13 @@ def test_each_cpu_has_a_source_and_is_found_by_its_name_alone():
     assert len({cpu.name for cpu in cpus.known()}) == len(cpus.known())
     for cpu in cpus.known():
         assert re.search(r"https?://|from memory; not re-checked", cpu.source)
-        ((key, machine),) = names.machines(cpu.name, memory=48).items()
-        assert (machine.name, names.machines(key)) == (cpu.name, {key: machine})
+        ((key, machine),) = machine_names.machines(cpu.name, memory=48).items()
+        assert (machine.name, machine_names.machines(key)) == (cpu.name, {key: machine})
 
 
 def test_no_cpu_takes_the_name_of_another_machine():
     for name, machine in MACHINES.items():
-        assert {found.name for found in names.machines(name).values()} == {machine.name}
+        assert {found.name for found in machine_names.machines(name).values()} == {machine.name}
         assert cpus.find(machine.name) is None
 
 
@@ -59,7 +61,7 @@ def test_no_cpu_takes_the_name_of_another_machine():
     ],
 )
 def test_a_cpu_has_the_bandwidth_of_its_fastest_memory(typed, gb_per_s):
-    (machine,) = names.machines(typed, memory=32).values()
+    (machine,) = machine_names.machines(typed, memory=32).values()
     assert machine.bandwidth_bytes_per_s / 1e9 == pytest.approx(gb_per_s, rel=1e-3)
     assert (machine.family, machine.memory_bytes) == ("cpu", 32 * 2**30)
 
@@ -75,7 +77,7 @@ def test_a_cpu_without_a_size_of_memory_asks_for_it():
     with pytest.raises(
         NotUnderstood, match="Ryzen 7 7800X3D goes with any size of memory: give yours, as --memory"
     ):
-        names.machines("ryzen-7800x3d")
+        machine_names.machines("ryzen-7800x3d")
 
 
 STACK = ("--stacks", "llamacpp")
@@ -135,7 +137,7 @@ def test_recommend_refuses_what_does_not_belong_to_a_machine(harness, more, sent
     ],
 )
 def test_a_cpu_has_the_accuracy_of_its_own_kind_alone(typed, kind):
-    machine = names.one_machine(typed, memory=8)
+    machine = machine_names.one_machine(typed, memory=8)
     assert maker_of(machine) == kind
     assert maker_of(machine) == place_of(machine, typed, 4).maker
 
@@ -187,5 +189,18 @@ def test_this_machines_kind_of_cpu_is_read(tmp_path, architecture, flags, kind):
 
 
 def test_theory_has_no_share_of_another_kind_of_cpu():
-    assert others(names.one_machine("fx-8350", memory=16)) is None
-    assert others(names.one_machine("ryzen 3600", memory=16))["on"] == "CPU"
+    assert others(machine_names.one_machine("fx-8350", memory=16)) is None
+    assert others(machine_names.one_machine("ryzen 3600", memory=16))["on"] == "CPU"
+
+
+def test_theory_takes_another_memory_of_a_known_cpu_alone(harness):
+    given = ("theory", "llama-3.1-8b", "--machine", "core i5-9500 16GB", "--quant", "q4_0", "--json")
+    (row,) = harness(*given, "--memory-speed", "ddr4-2133").json
+    assert row["bytes_per_s"] == 2133e6 * 8 * 2
+    one_channel = harness(*given, "--memory-speed", "ddr4-2133", "--channels", "1")
+    assert (one_channel.json[0]["bytes_per_s"], one_channel.err) == (2133e6 * 8, "")
+    assert "DDR4-2666 on 2 channels" in harness(*given).err  # its fastest, which is said
+    refused(harness(*given, "--channels", "1"), "--channels needs --memory-speed")
+    refused(harness("theory", "llama-3.1-8b", "--memory-speed", "ddr4-2133"), "needs a --machine, a CPU")
+    card = ("theory", "llama-3.1-8b", "--machine", "rtx-4090", "--memory-speed", "ddr4-2133")
+    refused(harness(*card), "rtx-4090 is known, and has one kind of memory; drop --memory-speed")

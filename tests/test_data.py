@@ -16,7 +16,7 @@ from harness.base import data
 from harness.base.files import strict_json
 from harness.config import own_machines
 from harness.config.mistakes import Mistakes
-from harness.theory import machines, names
+from harness.theory import machine_names, machines
 from harness.theory.decoder import parameters
 from harness.theory.hf_config import SHAPES
 from harness.theory.machines import CITED, DOCUMENTS, MACHINES
@@ -105,9 +105,9 @@ def test_aliases_are_of_known_machines_and_resolve():
         assert set(of_name.get("optional", ())) <= key
         assert not set(of_name.get("also", ())) & key
         typed = " ".join([name, *of_name.get("also", ())])
-        assert MACHINES[name].name in {found.name for found in names.machines(typed).values()}
+        assert MACHINES[name].name in {found.name for found in machine_names.machines(typed).values()}
         shorter = "-".join(word for word in name.split("-") if word not in of_name.get("optional", ()))
-        assert MACHINES[name].name in {found.name for found in names.machines(shorter).values()}
+        assert MACHINES[name].name in {found.name for found in machine_names.machines(shorter).values()}
 
 
 def test_no_alias_is_listed_twice():

@@ -15,7 +15,7 @@ from harness.models import check, locate
 from harness.models.locate import WeightsError, WeightsRefused, read
 from harness.models.packed_layers import bits_by_matrix
 from harness.theory.decoder import parameters
-from harness.theory.hf_config import packing_in
+from harness.theory.packing_settings import packing_in
 
 Layout = dict[str, tuple[str, list[int], int]]
 

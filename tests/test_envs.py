@@ -5,7 +5,7 @@ import subprocess
 
 import pytest
 
-from harness.recommend import candidates
+from harness.recommend import variant_costs
 from harness.stacks import build
 from harness.stacks.adopted import EnvironmentFailed
 from harness.stacks.build import build_variables
@@ -230,5 +230,5 @@ def test_known_changes_of_kernel_are_those_of_the_stack_and_its_variant(stack, v
 )
 def test_fused_layers_are_known_by_the_variants_name(stack, variant, engine):
     header = stacks()[stack]
-    group = candidates.cost_group(header, variant, {})
-    assert candidates.engine(header, group) == engine
+    group = variant_costs.cost_group(header, variant, {})
+    assert variant_costs.engine(header, group) == engine

@@ -14,7 +14,7 @@ from test_other_models_run import made
 from test_same_model import PROMPT, relative_error, stack
 
 from harness.analysis import agreement, own_weights
-from harness.models import gguf_keys, layout
+from harness.models import layout, yarn
 from runners.workloads.experts import Heard, gaps
 
 __all__ = ["made", "stack"]  # fixtures
@@ -189,13 +189,13 @@ def test_rounding_yarns_range_moves_frequencies_by_the_formulas_of_both():
     """Its ends are 8.09 and 17.40 for llama.cpp's 8 and 18; the worst is the frequency of pair 17."""
     exact, rounded = ((17 - low) / (high - low) for low, high in ((8.0928, 17.3980), (8, 18)))
     expected = (1 - rounded + rounded / 32) / (1 - exact + exact / 32) - 1
-    assert gguf_keys.yarn_difference(gpt_oss()) == pytest.approx(expected, rel=1e-3)
-    assert gguf_keys.yarn_difference(gpt_oss()) == pytest.approx(0.763, abs=0.001)
-    assert gguf_keys.yarn_difference(gpt_oss(**{gguf_keys.TRUNCATED: 1})) == 0
-    assert gguf_keys.yarn_difference(gpt_oss(**{gguf_keys.TRUNCATED: 0})) > 0.5
-    assert gguf_keys.yarn_difference(gpt_oss(**{"rope.scaling.type": None})) == 0
-    assert gguf_keys.yarn_difference(gpt_oss(**{"rope.freq_base": "much"})) == 0
-    assert gguf_keys.yarn_difference({**gpt_oss(), "general.architecture": "llama"}) == 0
+    assert yarn.yarn_difference(gpt_oss()) == pytest.approx(expected, rel=1e-3)
+    assert yarn.yarn_difference(gpt_oss()) == pytest.approx(0.763, abs=0.001)
+    assert yarn.yarn_difference(gpt_oss(**{yarn.TRUNCATED: 1})) == 0
+    assert yarn.yarn_difference(gpt_oss(**{yarn.TRUNCATED: 0})) > 0.5
+    assert yarn.yarn_difference(gpt_oss(**{"rope.scaling.type": None})) == 0
+    assert yarn.yarn_difference(gpt_oss(**{"rope.freq_base": "much"})) == 0
+    assert yarn.yarn_difference({**gpt_oss(), "general.architecture": "llama"}) == 0
 
 
 def test_a_gguf_made_here_says_whether_yarn_is_truncated():
@@ -204,7 +204,7 @@ def test_a_gguf_made_here_says_whether_yarn_is_truncated():
         layout.of(tiny_models.config("gpt_oss", rope_scaling=each)).metadata
         for each in (scaling, scaling | {"truncate": False})
     ]
-    assert [each[gguf_keys.TRUNCATED] for each in made] == [1, 0]
+    assert [each[yarn.TRUNCATED] for each in made] == [1, 0]
     with pytest.raises(layout.NoLayout, match="without a rope_scaling"):
         layout.check_gguf(tiny_models.config("gpt_oss", rope_scaling=None))
 

@@ -16,10 +16,12 @@ from hypothesis import strategies as st
 
 from harness.theory import decoder, tensors
 from harness.theory.architectures import decoder_of
+from harness.theory.config_settings import ConfigJsonError
 from harness.theory.decoder import Decoder, dense_fields, dense_like, kv_elements_per_token, parameters
-from harness.theory.hf_config import SHAPES, ConfigJsonError, quantization_of
+from harness.theory.ggml_quants import ALL_QUANTS, quantized
+from harness.theory.hf_config import SHAPES
 from harness.theory.known_models import Known
-from harness.theory.tensors import ALL_QUANTS, quantized
+from harness.theory.quantization import quantization_of
 
 # Elements of each checkpoint on the hub, or in Meta's files; Qwen1.5-0.5B: untied.
 PUBLISHED = {model: int(count) for model, count in rows("parameters")}

@@ -13,13 +13,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import HARNESS, Ran
+from conftest import HARNESS, Ran, refused
 from stand_in_server import Behaviour, serving
 from test_hub import COMMIT, Hub
 from test_run_models import ONE_REPEAT, stored
 
 from harness.base import data
-from harness.models import find
+from harness.models import find, ollama_models
 from harness.theory.base_shapes import understood
 from harness.theory.known_models import Known
 
@@ -32,7 +32,7 @@ def in_ollama(folder: Path, name: str, file: Path, host: str = "registry.ollama.
     for path in (blob, manifest):
         path.parent.mkdir(parents=True, exist_ok=True)
     blob.write_bytes(content)
-    layers = [{"mediaType": find.OLLAMA_MODEL, "digest": blob.name.replace("-", ":")}]
+    layers = [{"mediaType": ollama_models.OLLAMA_MODEL, "digest": blob.name.replace("-", ":")}]
     layers += [{"mediaType": "application/vnd.ollama.image.template", "digest": "sha256:00"}]
     manifest.write_text(json.dumps({"schemaVersion": 2, "layers": layers}))
     return blob
@@ -79,33 +79,36 @@ def tiny(tmp_path: Path) -> Path:
     return stored(tmp_path / "made" / "SmolLM2-135M-Instruct-Q4_0.gguf", "q4_0")
 
 
+@pytest.fixture
+def stored_models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All places of models are below the test's folder."""
+    monkeypatch.setenv("OLLAMA_MODELS", str(tmp_path / "ollama"))
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.setattr("harness.models.hub.cache_of_hub", lambda: tmp_path / "hf" / "hub")
+
+
+@pytest.mark.usefixtures("stored_models")
 @pytest.mark.parametrize(
     "name",
     ["smollm2:135m", "SmolLM2:135M", "smollm2-135m", "smollm2:135m-instruct-q4_0", "SmolLM2-135M-Instruct"],
 )
-def test_a_name_leads_to_the_file_of_an_ollama_that_does_not_run(here, tiny, tmp_path, name):
+def test_a_name_leads_to_the_file_of_an_ollama_that_does_not_run(tiny, tmp_path, name):
     blob = in_ollama(tmp_path / "ollama", "smollm2:135m", tiny)
     in_ollama(tmp_path / "ollama", "other:8b", stored(tmp_path / "made" / "other.gguf", "q8_0"))
-    refused = here("run", name, "--stacks", "hf", "--dry-run", "--wide").err
-    assert "smollm2-135m is a GGUF, which hf does not load; try llamacpp" in refused
-    ran = here("run", name, "--dry-run", "--wide")
-    assert cells_of(ran) == ["smollm2-135m.llamacpp.q4_0"], ran.err
-    assert f"{blob} (q4_0)" in ran.out
-    assert f"harness: {name}: found in Ollama's folder {tmp_path / 'ollama'}" in ran.err
+    model = find.find(name, served=False)
+    assert (model.name, model.files) == ("smollm2:135m", (blob,))
 
 
-def test_models_of_other_owners_and_of_the_hub_in_ollama_have_its_names(here, tiny, tmp_path):
+@pytest.mark.usefixtures("stored_models")
+def test_models_of_other_owners_and_of_the_hub_in_ollama_have_its_names(tiny, tmp_path):
     in_ollama(tmp_path / "ollama", "chat:8b", tiny, host="registry.ollama.ai/me")
     in_ollama(tmp_path / "ollama", "other-GGUF:Q4_0", tiny, host="hf.co/org")
-    for name, model in {
-        "me/chat:8b": "chat-8b",
-        "org/other-GGUF:Q4_0": "other-GGUF-Q4_0",
-        "hf.co/org/other-GGUF:Q4_0": "other-GGUF-Q4_0",
-    }.items():
-        ran = here("run", name, "--dry-run", "--wide")
-        assert cells_of(ran) == [f"{model}.llamacpp.q4_0"], (name, ran.err)
+    of_hub = "hf.co/org/other-GGUF:Q4_0"
+    for name, own in {"me/chat:8b": "me/chat:8b", "org/other-GGUF:Q4_0": of_hub, of_hub: of_hub}.items():
+        assert find.find(name, served=False).name == own
 
 
+@pytest.mark.usefixtures("stored_models")
 @pytest.mark.parametrize(
     ("name", "refs"),
     [
@@ -114,14 +117,14 @@ def test_models_of_other_owners_and_of_the_hub_in_ollama_have_its_names(here, ti
         ("smollm2:135m-instruct-q4_0", True),
     ],
 )
-def test_a_name_leads_to_the_hubs_cache(here_alone, tiny, tmp_path, name, refs):
-    in_hub_cache(tmp_path / "hf", "org/SmolLM2-135M-Instruct-GGUF", tiny, refs=refs)
-    ran = here_alone("run", name, "--dry-run", "--wide")
-    assert "hub org/SmolLM2-135M-Instruct-GGUF (q4_0)" in ran.out, ran.err
-    assert "  nothing  " in ran.out
-    assert f"harness: {name}: found in the hub's cache {tmp_path / 'hf' / 'hub'}" in ran.err
+def test_a_name_leads_to_the_hubs_cache(tiny, tmp_path, name, refs):
+    snapshot = in_hub_cache(tmp_path / "hf", "org/SmolLM2-135M-Instruct-GGUF", tiny, refs=refs)
+    model = find.find(name, served=False)
+    assert (model.name, model.files) == ("org/SmolLM2-135M-Instruct-GGUF", (snapshot / tiny.name,))
+    assert model.revision == ("main" if refs else COMMIT)
 
 
+@pytest.mark.usefixtures("stored_models")
 @pytest.mark.parametrize(
     ("name", "folder"),
     [
@@ -130,38 +133,44 @@ def test_a_name_leads_to_the_hubs_cache(here_alone, tiny, tmp_path, name, refs):
         ("smollm2:135m", ".lmstudio/models"),
     ],
 )
-def test_a_name_leads_to_a_folder_of_lm_studio(here, tiny, tmp_path, name, folder):
+def test_a_name_leads_to_a_folder_of_lm_studio(tiny, tmp_path, name, folder):
     target = tmp_path / "home" / folder / "org" / "SmolLM2-135M-Instruct-GGUF" / tiny.name
     target.parent.mkdir(parents=True)
     target.write_bytes(tiny.read_bytes())
-    ran = here("run", name, "--dry-run", "--wide")
-    assert cells_of(ran) == ["SmolLM2-135M-Instruct.llamacpp.q4_0"], ran.err
-    assert f"{target} (q4_0)" in ran.out
+    assert find.find(name, served=False).files == (target,)
 
 
 def test_files_here_go_before_ollama_and_ollama_before_the_hubs_cache(here_alone, tiny, tmp_path):
-    here = here_alone
+    dry_run = ("run", "smollm2-135m", "--dry-run", "--wide")
     in_hub_cache(tmp_path / "hf", "org/SmolLM2-135M-GGUF", tiny)
-    assert "found in the hub's cache" in here("run", "smollm2-135m", "--dry-run", "--wide").err
-    in_ollama(tmp_path / "ollama", "smollm2:135m", tiny)
-    assert "found in Ollama's folder" in here("run", "smollm2-135m", "--dry-run", "--wide").err
+    of_hub = here_alone(*dry_run)
+    assert "hub org/SmolLM2-135M-GGUF (q4_0)" in of_hub.out, of_hub.err
+    assert f"harness: smollm2-135m: found in the hub's cache {tmp_path / 'hf' / 'hub'}" in of_hub.err
+    blob = in_ollama(tmp_path / "ollama", "smollm2:135m", tiny)
+    of_ollama = here_alone(*dry_run)
+    assert cells_of(of_ollama) == ["smollm2-135m.llamacpp.q4_0"]
+    assert f"{blob} (q4_0)" in of_ollama.out
+    assert f"harness: smollm2-135m: found in Ollama's folder {tmp_path / 'ollama'}" in of_ollama.err
     (tmp_path / "smollm2-135m").mkdir()
     stored(tmp_path / "smollm2-135m" / "mine-Q8_0.gguf", "q8_0")
-    assert "mine-Q8_0.gguf (q8_0)" in here("run", "smollm2-135m", "--dry-run", "--wide").out
+    assert "mine-Q8_0.gguf (q8_0)" in here_alone(*dry_run).out
 
 
+@pytest.mark.usefixtures("stored_models")
 def test_a_name_of_several_models_or_of_another_type_is_a_sentence(here, tiny, tmp_path):
     in_ollama(tmp_path / "ollama", "smollm2:135m", tiny)
     in_ollama(tmp_path / "ollama", "smollm2:135m-instruct-q8_0", stored(tmp_path / "made" / "b.gguf", "q8_0"))
-    for name, sentence in {
-        "smollm2-135m": "has smollm2:135m, smollm2:135m-instruct-q8_0: name one of them",
-        "smollm2:135m-instruct-q5_0": "has smollm2:135m-instruct-q8_0, which is of another type",
+    with pytest.raises(find.Several, match="has smollm2:135m, smollm2:135m-instruct-q8_0: name one of them"):
+        find.find("smollm2-135m", served=False)
+    for name, own in {
+        "smollm2-135m-q8_0": "smollm2:135m-instruct-q8_0",
+        "smollm2:135m": "smollm2:135m",
     }.items():
-        ran = here("run", name, "--dry-run", "--wide")
-        assert (ran.code, ran.out, ran.err.count("\n")) == (2, "", 1)
-        assert sentence in ran.err
-    assert "(q8_0)" in here("run", "smollm2-135m-q8_0", "--dry-run", "--wide").out
-    assert "(q4_0)" in here("run", "smollm2:135m", "--dry-run", "--wide").out
+        assert find.find(name, served=False).name == own
+    of_type = here("run", "smollm2:135m-instruct-q5_0", "--dry-run")
+    refused(of_type, "has smollm2:135m-instruct-q8_0, which is of another type")
+    of_hf = here("run", "smollm2:135m", "--stacks", "hf", "--dry-run")
+    assert "smollm2-135m is a GGUF, which hf does not load; try llamacpp" in of_hf.err
 
 
 def tags(*models: tuple[str, str]) -> dict[str, Any]:
@@ -205,10 +214,8 @@ def test_a_model_of_ollama_is_measured_by_its_name(here):
 
 def test_a_known_name_without_weights_says_where_it_looked_and_what_gets_them(here):
     for line in (
-        "run qwen3-8b",
-        "run qwen3:8b",
         "run llama3.1:8b-instruct-q4_K_M",
-        "tune qwen3-8b",
+        "tune qwen3:8b",
         "ab qwen3-8b",
     ):
         ran = here(*line.split(), "--dry-run")

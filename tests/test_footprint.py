@@ -10,11 +10,12 @@ import gguf_holes
 import pytest
 from conftest import STUDY
 
-from harness.theory import tensors as theory_tensors
+from harness.theory import ggml_quants
 from harness.theory.architectures import decoder_of
 from harness.theory.decoder import dense, kv_elements_per_token, lm_head_params
 from harness.theory.hf_config import SHAPES
 from harness.theory.known_models import config_of
+from harness.theory.loaded_sizes import loaded_bytes
 from harness.theory.machines import MACHINES
 from harness.theory.memory import (
     Engine,
@@ -25,7 +26,8 @@ from harness.theory.memory import (
     exllama_v2_scratch,
     longest_context,
 )
-from harness.theory.tensors import Packing, loaded_bytes, of_shape, packed_bytes
+from harness.theory.packed_sizes import Packing, packed_bytes
+from harness.theory.tensors import of_shape
 
 CARD = MACHINES["rtx-4090"]
 AVAILABLE = CARD.memory_bytes - CARD.reserve.value  # the reserve that the study had on its card: 0.7 GiB
@@ -36,7 +38,7 @@ def of_study(record: dict[str, Any]) -> tuple[Engine, Model]:
     shape, stack, variant = dense(**record["model"]["shape"]), record["stack"], record["variant"]
     kv = 2 * kv_elements_per_token(shape)
     if stack == "llamacpp":
-        tensors = theory_tensors.quantized(shape, "f16" if variant == "fp16" else variant, as_published=True)
+        tensors = ggml_quants.quantized(shape, "f16" if variant == "fp16" else variant, as_published=True)
         embedding = sum(tensor.bytes for tensor in tensors if tensor.part == "embedding")
         return LlamaCpp(on_gpu=True), Model(shape, sum(t.bytes for t in tensors), embedding, kv)
     quant = {"int8": "int8", "int4": "nf4"}.get(variant) if stack == "bnb" else None
@@ -90,7 +92,7 @@ def test_a_static_cache_searched_on_a_cpu_is_predicted_within_a_granule_and_1_pe
 @pytest.mark.parametrize(("quant", "searched"), [("q8_0", 2304), ("q4_k_m", 4096), ("q4_0", 4096)])
 def test_the_longest_contexts_searched_on_a_cpu_are_predicted_within_a_granule_and_1_percent(quant, searched):
     """Found and proved by `harness run --max-ctx quickstart --set memory_budget=1GiB`: README.md."""
-    shape, tensors = SHAPES["qwen1.5-0.5b"], theory_tensors.quantized(SHAPES["qwen1.5-0.5b"], quant)
+    shape, tensors = SHAPES["qwen1.5-0.5b"], ggml_quants.quantized(SHAPES["qwen1.5-0.5b"], quant)
     model = Model(shape, sum(tensor.bytes for tensor in tensors), 0, 2 * kv_elements_per_token(shape))
     found = longest_context(LlamaCpp(on_gpu=False), model, 2**30)
     assert found is not None

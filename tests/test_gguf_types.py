@@ -15,13 +15,14 @@ from small_checkpoints import laid
 from harness.models import gguf
 from harness.stacks.adopted import Interpreter
 from harness.stacks.header import stacks
-from harness.theory import tensors
+from harness.theory import ggml_types
 from harness.theory.decoder import dense, dense_fields, dense_like
+from harness.theory.ggml_quants import ALL_QUANTS, IK_QUANTS, QUANTS, Mix, quantized, retyped
 from harness.theory.hf_config import SHAPES
-from harness.theory.tensors import ALL_QUANTS, IK_QUANTS, QUANTS, Mix, Tensor, quantized, retyped
+from harness.theory.tensors import Tensor
 
 OF_LLAMA_CPP = [quant for quant in ALL_QUANTS if quant not in IK_QUANTS]
-NUMBERS = {name: number for number, name in tensors.FILE_TYPES.items() if name in OF_LLAMA_CPP}
+NUMBERS = {name: number for number, name in ggml_types.FILE_TYPES.items() if name in OF_LLAMA_CPP}
 ROOT = Path(__file__).parent.parent
 MODELS = [f"qwen1.5-{size}" for size in ("0.5b", "1.8b", "4b", "7b", "14b", "32b", "72b", "110b")]
 QWEN2, LLAMA = SHAPES["tiny-qwen2"], SHAPES["tiny-llama"]

@@ -15,7 +15,7 @@ from test_gguf_types import QWEN2, ROOT, SHAPES_TO_COMPARE, types
 from harness.models import gguf
 from harness.stacks.adopted import Interpreter
 from harness.theory.decoder import dense_like, parameters
-from harness.theory.tensors import IK_QUANTS, quantized
+from harness.theory.ggml_quants import IK_QUANTS, quantized
 
 # Not those of gigabytes, of which it reads all values; nor rows that 32 does not divide, which it refuses.
 SHAPES = {

@@ -19,12 +19,14 @@ from harness.config.plan import Cell
 from harness.stacks.header import HeaderError, parse, stacks
 from harness.stacks.limits import Known, broken
 from harness.theory.decoder import Decoder, kv_elements_per_token
+from harness.theory.ggml_quants import quantized
 from harness.theory.hf_config import SHAPES
 from harness.theory.known_models import Described
 from harness.theory.known_models import Known as KnownModels
 from harness.theory.machines import SYSTEM_RESERVE_BYTES
 from harness.theory.memory import Model, Torch, exllama_v2_scratch, total_bytes
-from harness.theory.tensors import Packing, of_shape, packed_bytes, quantized
+from harness.theory.packed_sizes import Packing, packed_bytes
+from harness.theory.tensors import of_shape
 
 GPTQ = Packing("gptq")
 OF_DISPLAY = "reserved for the display and the driver (--headless: 0.5 GB; --reserve SIZE: another)"

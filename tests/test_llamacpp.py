@@ -17,8 +17,8 @@ from gguf_again import finish
 
 from harness import records
 from harness.theory.decoder import dense_fields, kv_elements_per_token
+from harness.theory.ggml_quants import QUANTS
 from harness.theory.hf_config import SHAPES
-from harness.theory.tensors import QUANTS
 from runners.protocol import Done, Loaded, Request, Tokens
 
 TYPES = [*QUANTS, "mxfp4_moe"]  # most of the others need an importance matrix

@@ -8,7 +8,7 @@ import pytest
 from csv_tables import of_each, rows
 
 from harness.base import data
-from harness.theory import names
+from harness.theory import machine_names
 from harness.theory.machines import MACHINES, Figure, Machine
 
 LAPTOPS = {name: m for name, m in MACHINES.items() if m.name.startswith("GeForce") and "Laptop" in m.name}
@@ -120,10 +120,10 @@ def test_a_laptops_gpu_never_has_the_desktops_figures():
     desktops = {(m.memory.value, m.bandwidth.value, m.flops) for m in GEFORCE.values()}
     for machine in LAPTOPS.values():
         typed = f"NVIDIA {re.sub(r' [0-9]+ GB', '', machine.name)} GPU"
-        found = names.of_gpu(typed, machine.memory_bytes)
+        found = machine_names.of_gpu(typed, machine.memory_bytes)
         assert replace(found, memory=machine.memory, sold_gib=machine.sold_gib) == machine
         assert (machine.memory.value, machine.bandwidth.value, machine.flops) not in desktops
-        desktop = names.of_gpu(typed.removesuffix(" Laptop GPU"), machine.memory_bytes)
+        desktop = machine_names.of_gpu(typed.removesuffix(" Laptop GPU"), machine.memory_bytes)
         assert desktop is None or desktop in GEFORCE.values()
 
 
@@ -153,11 +153,11 @@ def test_without_tensor_cores_the_plain_units_multiply():
 
 
 def test_several_gpus_have_their_memory_together_and_the_bandwidth_of_one():
-    one, two = MACHINES["rtx-3090"], names.machines("2x RTX 3090")["2x-rtx-3090"]
+    one, two = MACHINES["rtx-3090"], machine_names.machines("2x RTX 3090")["2x-rtx-3090"]
     assert (two.memory_bytes, two.bandwidth) == (2 * one.memory_bytes, one.bandwidth)
     assert (two.reserve.value, two.kernel_flops(True)) == (2 * one.reserve.value, one.kernel_flops(True))
     assert two.name == "2x GeForce RTX 3090"
-    ecc = names.machines("4x L40S")["4x-l40s"]
+    ecc = machine_names.machines("4x L40S")["4x-l40s"]
     assert ecc.reserve.value == 4 * MACHINES["l40s"].reserve.value
 
 
@@ -200,7 +200,7 @@ SEVERAL = {
 
 @of_each(("name", "mib", "found"), NVML)
 def test_a_gpu_is_known_as_nvml_names_it(name, mib, found):
-    assert names.of_gpu(name, int(mib) << 20 or None) == MACHINES[found]
+    assert machine_names.of_gpu(name, int(mib) << 20 or None) == MACHINES[found]
 
 
 def test_every_known_gpu_has_a_name_of_nvmls():
@@ -213,24 +213,24 @@ def test_every_known_gpu_has_a_name_of_nvmls():
 def test_a_geforce_is_known_as_nvml_names_it(name):
     machine = MACHINES[name]
     of_nvml = "NVIDIA " + re.sub(r" (\d+ GB|GDDR[56]X?)$", "", machine.name)
-    found = names.of_gpu(of_nvml, machine.memory_bytes - (12 << 20))
+    found = machine_names.of_gpu(of_nvml, machine.memory_bytes - (12 << 20))
     assert found == (None if of_nvml in SEVERAL else machine)
 
 
 @pytest.mark.parametrize("name", SEVERAL)
 def test_a_name_of_several_gpus_with_one_memory_size_is_not_known(name):
-    assert names.of_gpu(name, SEVERAL[name] << 20) is None
-    assert len(names.machines(name)) > 1
+    assert machine_names.of_gpu(name, SEVERAL[name] << 20) is None
+    assert len(machine_names.machines(name)) > 1
 
 
 @of_each("name", OTHERS)
 def test_another_gpu_is_never_taken_for_a_known_one(name):
-    assert names.of_gpu(name, 80 << 30) is None
+    assert machine_names.of_gpu(name, 80 << 30) is None
 
 
 def test_a_gpu_sold_with_two_sizes_is_not_known_without_its_memory():
-    assert names.of_gpu("NVIDIA GeForce RTX 4060 Ti") is None
-    assert names.of_gpu("NVIDIA GeForce RTX 4090") == MACHINES["rtx-4090"]
+    assert machine_names.of_gpu("NVIDIA GeForce RTX 4060 Ti") is None
+    assert machine_names.of_gpu("NVIDIA GeForce RTX 4090") == MACHINES["rtx-4090"]
 
 
 def test_a_card_of_two_sizes_differs_in_memory_alone():

@@ -14,7 +14,7 @@ from gguf_holes import write_random
 
 from harness.analysis import traffic
 from harness.theory import decoder, floors
-from harness.theory.tensors import quantized
+from harness.theory.ggml_quants import quantized
 
 PROMPT, NEW = 25, 40
 

@@ -19,7 +19,7 @@ from harness.models import gguf as models_gguf
 from harness.models import locate, make
 from harness.models.gguf import GgufError, GgufHeader
 from harness.models.locate import WeightsError
-from harness.theory import tensors
+from harness.theory import ggml_types
 from harness.theory.hf_config import SHAPES
 from harness.theory.known_models import Described
 
@@ -165,14 +165,14 @@ def test_what_ggml_refuses_or_no_model_has_is_one_sentence(tmp_path, name):
 
 def test_block_sizes_are_those_of_the_gguf_library():
     theirs = {
-        int(kind): tensors.Type(kind.name.lower(), *sizes) for kind, sizes in gguf.GGML_QUANT_SIZES.items()
+        int(kind): ggml_types.Type(kind.name.lower(), *sizes) for kind, sizes in gguf.GGML_QUANT_SIZES.items()
     }
     del theirs[gguf.GGMLQuantizationType.Q8_1]  # the library counts its scales in 32 bits, ggml.c in 16
-    assert {number: tensors.TYPES[number] for number in theirs} == theirs
-    further = {each for number, each in tensors.TYPES.items() if number not in theirs}
-    assert {each for each in further if each.name not in tensors.IK_TYPES} == {
-        tensors.Type("q8_1", 32, 36),
-        tensors.Type("q2_0", 64, 18),  # newer than the library
+    assert {number: ggml_types.TYPES[number] for number in theirs} == theirs
+    further = {each for number, each in ggml_types.TYPES.items() if number not in theirs}
+    assert {each for each in further if each.name not in ggml_types.IK_TYPES} == {
+        ggml_types.Type("q8_1", 32, 36),
+        ggml_types.Type("q2_0", 64, 18),  # newer than the library
     }
 
 

@@ -5,11 +5,11 @@ from csv_tables import of_each, rows
 
 from harness.base.text import alike
 from harness.config import load
-from harness.theory import names
+from harness.theory import machine_names, names, quantities
+from harness.theory.ggml_quants import QUANTS
 from harness.theory.hf_config import SHAPES
 from harness.theory.machines import MACHINES
 from harness.theory.names import NotUnderstood
-from harness.theory.tensors import QUANTS
 
 GIB = 2**30
 
@@ -87,13 +87,13 @@ def test_another_model_is_never_taken_for_one_that_is_known(typed, sentence):
 
 @of_each(("typed", "found"), rows("typed_machines"))
 def test_a_machine_is_understood_as_people_and_nvml_write_it(typed, found):
-    assert [*names.machines(typed)] == found.split()
+    assert [*machine_names.machines(typed)] == found.split()
 
 
 @of_each("name", MACHINES)
 def test_a_machine_and_each_of_its_sizes_are_named_by_what_they_print(name):
-    for given, machine in names.machines(name).items():
-        assert names.machines(given) == {given: machine}
+    for given, machine in machine_names.machines(name).items():
+        assert machine_names.machines(given) == {given: machine}
         assert machine.bandwidth == MACHINES[name].bandwidth
         same_size = machine.memory_bytes == MACHINES[name].memory_bytes
         assert same_size or f"{machine.memory_bytes / GIB:g}gb" in given
@@ -127,7 +127,7 @@ def test_a_machine_and_each_of_its_sizes_are_named_by_what_they_print(name):
 )
 def test_another_machine_is_never_taken_for_one_that_is_known(typed, sentence):
     with pytest.raises(NotUnderstood) as refused:
-        names.machines(typed)
+        machine_names.machines(typed)
     assert sentence in refused.value.sentence("machine", typed)
 
 
@@ -147,13 +147,13 @@ def test_another_machine_is_never_taken_for_one_that_is_known(typed, sentence):
     ],
 )
 def test_memory_chooses_a_size_or_sets_another(typed, gib, found):
-    sized = names.machines(typed, memory=gib)
+    sized = machine_names.machines(typed, memory=gib)
     assert {name: machine.memory_bytes / GIB for name, machine in sized.items()} == found
 
 
 def test_a_memory_that_no_size_has_needs_one_machine():
     with pytest.raises(NotUnderstood, match="name one of a100-40gb, a100-80gb-pcie and a100-80gb-sxm"):
-        names.machines("a100", memory=60)
+        machine_names.machines("a100", memory=60)
 
 
 @pytest.mark.parametrize(
@@ -169,11 +169,11 @@ def test_a_memory_that_no_size_has_needs_one_machine():
 def test_words_that_the_shell_has_split_are_joined_and_names_are_not(words, found):
     def is_machine(name: str) -> bool:
         try:
-            return bool(names.machines(name))
+            return bool(machine_names.machines(name))
         except NotUnderstood:
             return False
 
-    assert names.joined(words, is_machine) == found
+    assert machine_names.joined(words, is_machine) == found
 
 
 # --- numbers
@@ -184,24 +184,24 @@ def test_words_that_the_shell_has_split_are_joined_and_names_are_not(words, foun
     [("32k", 32_768), ("128K", 131_072), ("1.5k", 1536), ("1M", 1_048_576), ("8 k", 8192)],
 )
 def test_k_is_1024_tokens(typed, count):
-    assert names.token_count(typed) == count
+    assert quantities.token_count(typed) == count
 
 
 @pytest.mark.parametrize("typed", ["32", "k", "1.3k", "-1k", "32kb", "1e3k", "", "٣k", "0k"])
 def test_what_is_no_count_with_a_k_is_none(typed):
-    assert not names.token_count(typed)
+    assert not quantities.token_count(typed)
 
 
 @pytest.mark.parametrize(
     ("typed", "gib"), [("16GB", 16), ("16 GiB", 16), ("16g", 16), ("7.5GB", 7.5), ("1TB", 1024)]
 )
 def test_memory_is_binary_as_sold(typed, gib):
-    assert names.memory_gib(typed) == gib
+    assert quantities.memory_gib(typed) == gib
 
 
 @pytest.mark.parametrize("typed", ["16", "16MB", "-1GB", "GB", "0GB", "", "16 gigs"])
 def test_what_is_no_memory_is_none(typed):
-    assert not names.memory_gib(typed)
+    assert not quantities.memory_gib(typed)
 
 
 # --- everywhere a name or a count is given

@@ -14,10 +14,10 @@ from test_checkpoint import TINY, gguf_writer, write, write_config, write_gguf
 
 from harness.models import check, locate
 from harness.models.locate import WeightsError, read
-from harness.theory import floors, tensors
+from harness.theory import floors, ggml_quants, tensors
 from harness.theory.architectures import decoder_of
+from harness.theory.ggml_quants import ALL_QUANTS, quantized
 from harness.theory.hf_config import SHAPES
-from harness.theory.tensors import ALL_QUANTS, quantized
 
 LFS = b"version https://git-lfs.github.com/spec/v1\noid sha256:" + b"ab" * 32 + b"\nsize 4920739232\n"
 PAGE = b"\n<!DOCTYPE html>\n<html><head><title>Hugging Face</title></head></html>"
@@ -157,7 +157,7 @@ def test_a_folder_with_a_model_and_its_projector_is_the_model(tmp_path, name):
 @pytest.mark.parametrize("name", ["qwen2.5-0.5b", "llama-3-8b", "qwen1.5-14b"])
 def test_a_file_has_the_type_it_names_if_its_tensors_have(name, quant):
     stored = quantized(SHAPES[name], quant)
-    assert tensors.type_of_file(stored, quant) == quant
+    assert ggml_quants.type_of_file(stored, quant) == quant
 
 
 @pytest.mark.parametrize(

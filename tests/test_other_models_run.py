@@ -13,8 +13,8 @@ from tiny_models import KINDS, MIXTURES
 
 from harness.models import gguf, layout
 from harness.theory.architectures import decoder_of
+from harness.theory.ggml_quants import model_bytes, quantized
 from harness.theory.known_models import config_of
-from harness.theory.tensors import model_bytes, quantized
 
 SOME = ("qwen3_moe", "gemma3_text", "gpt_oss", "lfm2")  # that differ most
 __all__ = ["logits", "stack"]  # fixtures

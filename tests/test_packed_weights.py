@@ -16,14 +16,17 @@ from harness.campaign.prepare import Preparation
 from harness.campaign.repeat import NotReady
 from harness.config import Model, Weights, plan
 from harness.models import check, locate, make
-from harness.models.config_json import PACKING_FILES
+from harness.models.config_json import PACKING_FILES, settings_in
 from harness.models.locate import WeightsError
 from harness.stacks.header import stacks
 from harness.theory import decoder
+from harness.theory.config_settings import ConfigJsonError
 from harness.theory.decoder import dense_like
-from harness.theory.hf_config import SHAPES, ConfigJsonError, packing_in, packing_of
+from harness.theory.hf_config import SHAPES
 from harness.theory.known_models import Described
-from harness.theory.tensors import Packing, linears, of_shape, packed_bytes
+from harness.theory.packed_sizes import Packing, linears, packed_bytes
+from harness.theory.packing_settings import packing_in, packing_of
+from harness.theory.tensors import of_shape
 
 CONFIGS = Path(__file__).parent.parent / "configs"
 GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 128, "desc_act": False, "sym": True}
@@ -190,7 +193,7 @@ def test_settings_may_stand_in_a_file_of_their_own(tmp_path, name, settings):
     stack = "gptq" if name.startswith("quantize") else "autoawq"
     asked = cell(stack).packing
     assert (ready.packing.method, ready.quant) == (asked.method, f"{asked.method}-int4")
-    check.check_packing(ready, asked, stacks()[stack])
+    check.check_packing(ready, settings_in(folder / "config.json"), asked, stacks()[stack])
     (folder / name).write_text(json.dumps(settings | {"damp_percent": 0.1}))
     assert locate.local(folder).fingerprint != ready.fingerprint  # libraries load by it
     (folder / name).write_text("{")
@@ -380,7 +383,7 @@ def test_a_synthetic_checkpoint_at_a_path_is_packed_too(tmp_path, hf_interpreter
     """Its stack would do it by itself; another's environment is at hand here."""
     folder = preparation.checkpoint(cell("hf")).path
     given = locate.local(folder)
-    check.check_packing(given, Packing("gptq"), stacks()["gptq"])
+    check.check_packing(given, settings_in(folder / "config.json"), Packing("gptq"), stacks()["gptq"])
     made = preparation._producer.packed(cell("hf", folder), Packing("gptq"), given)
     asked = cell("gptq", folder)
     assert preparation.weights(asked) == made

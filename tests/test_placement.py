@@ -16,19 +16,19 @@ from harness.analysis.verdicts import status
 from harness.report import tuned as report_tuned
 from harness.stacks.adopted import Interpreter
 from harness.stacks.header import stacks
-from harness.theory import floors, memory
+from harness.theory import floors, split_weights
 from harness.theory.decoder import kv_elements_per_token
+from harness.theory.ggml_quants import quantized
 from harness.theory.known_models import Known
 from harness.theory.machines import MACHINES
-from harness.theory.memory import Placement, PlacementError, Split
-from harness.theory.tensors import quantized
+from harness.theory.split_weights import Placement, PlacementError, Split
 
 CARD = MACHINES["rtx-4090"]
 
 
 def sides_of(name: str, quant: str, wanted: Placement) -> Split:
     made = Known()[name]
-    return memory.split_layers(wanted, made, quantized(made, quant))
+    return split_weights.split_layers(wanted, made, quantized(made, quant))
 
 
 def test_experts_of_the_first_layers_are_on_the_cpu_and_nothing_is_lost_or_read_twice():
@@ -63,7 +63,7 @@ def test_layers_are_counted_as_llama_cpp_counts_them():
         assert sides.gpu_bytes == sum(sizes[name] for name in layers) + output
         assert sides.cpu_bytes == sum(sizes.values()) - sides.gpu_bytes
     assert sides_of("qwen3-30b-a3b", "q4_k_m", Placement(gpu_layers=0)).gpu_bytes == 0
-    gpu, cpu = memory.side_models(Placement(gpu_layers=20), made, quantized(made, "q4_k_m"), 2)
+    gpu, cpu = split_weights.side_models(Placement(gpu_layers=20), made, quantized(made, "q4_k_m"), 2)
     assert (gpu.made.count, cpu.made.count) == (19, 29)
     assert gpu.kv_bytes_per_token + cpu.kv_bytes_per_token == 2 * kv_elements_per_token(made)
 
@@ -158,10 +158,10 @@ def test_a_dry_run_says_what_lies_on_each_side_and_how_fast_it_can_be(harness, t
     (tmp_path / "c.yaml").write_text(json.dumps(given))
     whole, apart = harness("run", "c.yaml", "--dry-run", "--json").json
     assert (whole["weights_on_cpu_bytes"], whole["most_tokens_per_s"]) == (None, None)
-    sides = memory.split_layers(Placement(6), made, quantized(made, "f16"))
+    sides = split_weights.split_layers(Placement(6), made, quantized(made, "f16"))
     on_each = (apart["weights_on_cpu_bytes"], apart["weights_on_gpu_bytes"])
     assert on_each == (sides.cpu_bytes, sides.gpu_bytes)
-    everything = memory.split_layers(Placement(), made, quantized(made, "f16"))
+    everything = split_weights.split_layers(Placement(), made, quantized(made, "f16"))
     assert whole["memory_bytes"] - apart["memory_bytes"] == everything.gpu_bytes - sides.gpu_bytes
     assert f"{sides.cpu_bytes / 1e9:.1f} GB on the CPU" in apart["note"]
     if most := apart["most_tokens_per_s"]:  # null where this machine was too busy to be measured

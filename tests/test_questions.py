@@ -13,12 +13,13 @@ import pytest
 
 from harness.base import data
 from harness.recommend.questions import PULLS, SIZES, TYPES
-from harness.theory import base_shapes, decoder, floors, names
+from harness.theory import base_shapes, decoder, floors, machine_names
+from harness.theory.ggml_quants import model_bytes, quantized
+from harness.theory.ggml_types import element_bytes
 from harness.theory.known_models import Known
 from harness.theory.machines import Machine
 from harness.theory.memory import LlamaCpp, longest_context, total_bytes
 from harness.theory.memory import Model as Held
-from harness.theory.tensors import element_bytes, model_bytes, quantized
 
 MACHINES = ["rtx-4090", "rx-7900-xt", "rpi-5-8gb", "apple-m4-16gb"]
 PREDICTED, UPPER_END = "predicted", "upper end of the interval"
@@ -31,7 +32,7 @@ def asked(harness, *arguments: str) -> dict[str, Any]:
 
 
 def machine_of(row: dict[str, Any]) -> Machine:
-    return names.machines(row["machine"])[row["machine"]]
+    return machine_names.machines(row["machine"])[row["machine"]]
 
 
 def check_row(row: dict[str, Any], context: int, tok_s: float) -> None:

@@ -15,7 +15,7 @@ from harness import config
 from harness.api import prompt_speed
 from harness.config import plan
 from harness.models import gguf_files
-from harness.theory.tensors import quantized
+from harness.theory.ggml_quants import quantized
 
 DECODE = ("--set", "workloads=[{kind: decode}]")  # alone
 FAKE = ("--stacks", "fake", "--set", "measure_bandwidth=false", "--set", "retry_disturbed=0", *DECODE)

@@ -16,7 +16,7 @@ from harness.campaign import forecast
 from harness.models import layout, locate
 from harness.models.locate import WeightsError, WeightsRefused, WeightsUnavailable, read
 from harness.theory import decoder
-from harness.theory.hf_config import packing_in
+from harness.theory.packing_settings import packing_in
 
 NF4 = {"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": "nf4"}
 FP8 = {"quant_method": "fp8", "weight_block_size": [128, 128]}

@@ -14,12 +14,12 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from harness.theory import floors, rows, tensors
+from harness.theory import floors, ggml_quants, rows
 from harness.theory.decoder import Decoder, dense, dense_like
 from harness.theory.floors import PUBLISHED, SI, Ceiling, Demand, Reach
 from harness.theory.hf_config import SHAPES
 from harness.theory.machines import MACHINES, Figure, Machine
-from harness.theory.memory import Form
+from harness.theory.memory_fit import Form
 from harness.theory.rows import Ask
 from harness.theory.tensors import Tensor
 
@@ -260,9 +260,9 @@ def test_a_stack_takes_more_than_the_ideal_and_has_less_of_the_memory():
 
 def test_weights_have_the_stacks_that_load_them():
     card = MACHINES["rtx-4090"]
-    quantized = tensors.quantized(MODEL, "q8_0")
+    quantized = ggml_quants.quantized(MODEL, "q8_0")
     packed = tuple(replace(t, name=t.name.replace("blk", "layers"), type="i32") for t in quantized)
-    whole = tensors.quantized(MODEL, "bf16")
+    whole = ggml_quants.quantized(MODEL, "bf16")
     llama_cpp, hf = {"llama.cpp", "llama.cpp flash_attn"}, {"transformers"}
     for form, stacks in (
         (Form("8 bits", 8), llama_cpp | hf),
@@ -295,7 +295,7 @@ def test_every_option_reaches_the_row(harness):
     given = "--quant q4_k_m --units published --kv q8_0 --kv-read window --length 1000 --kv-block 1"
     given += " --context 3000 --prompt 700 --chunk 300 50 --rate fp16-tensor"
     given += " --acceptance 0.7 --draft-length 6 --draft-cost 0.2"
-    form = Form("q4_k_m", tensors=tensors.quantized(SHAPES[name], "q4_k_m"))
+    form = Form("q4_k_m", tensors=ggml_quants.quantized(SHAPES[name], "q4_k_m"))
     asked: dict[str, Any] = {"kv_bits": 8.5, "kv_read": "window", "length": 1000, "kv_block": 1}
     asked |= {"context": 3000, "prompt": 700, "chunks": [300, 50], "rate": "fp16-tensor"}
     asked |= {"speculation": (0.7, 6, 0.2)}
@@ -317,9 +317,10 @@ def test_published_units_take_the_types_of_the_published_files(harness):
 
 
 def test_a_name_is_answered_without_what_takes_longer_to_import():
+    """Of a machine without published records of the model, which name their stack by its header."""
     script = (
         "import json, sys; from harness.cli import main; "
-        "code = main(['theory', 'qwen1.5-7b', '--machine', 'rtx-4090', '--json']); "
+        "code = main(['theory', 'qwen1.5-7b', '--machine', 'rtx-3090', '--json']); "
         "print(json.dumps(list(sys.modules)), file=sys.stderr); sys.exit(code)"
     )
     ran = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=600)

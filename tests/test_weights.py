@@ -35,10 +35,11 @@ from harness.config import Decode, Model, Variant, Weights
 from harness.config.plan import Cell
 from harness.models import check, locate, make
 from harness.models.locate import WeightsError
-from harness.theory import decoder, tensors
+from harness.theory import decoder, ggml_quants
 from harness.theory.hf_config import SHAPES
 from harness.theory.known_models import Described
-from harness.theory.tensors import Tensor, loaded_bytes, of_shape
+from harness.theory.loaded_sizes import loaded_bytes
+from harness.theory.tensors import Tensor, of_shape
 
 TIED = replace(TINY, tied=True)
 
@@ -282,7 +283,7 @@ def test_one_synthetic_checkpoint_is_made_and_every_gguf_from_it(llamacpp_interp
     assert (checkpoint.quant, f16.quant, q8_0.quant) == ("bf16", "f16", "q8_0")
     assert all(ready.synthetic for ready in (checkpoint, f16, q8_0))
     assert checkpoint.sizes["parameters"] == f16.sizes["parameters"] == decoder.parameters(shape)
-    assert q8_0.sizes["model_bytes"] == tensors.model_bytes(shape, "q8_0")
+    assert q8_0.sizes["model_bytes"] == ggml_quants.model_bytes(shape, "q8_0")
     jobs = [line.split(":")[0] for line in said if line.endswith(": import")]
     assert jobs == ["synthesize tiny-qwen2 hf", "convert tiny-qwen2 f16", "quantize tiny-qwen2 q8_0"]
     assert not list((cache / "weights").rglob("*.partial-*"))

@@ -11,7 +11,7 @@ from ci.gpu.bench import Bench, CheckFailed, NotPossible, expect, expect_ok
 from ci.table import Check
 from harness.analysis.clocks import DEVICE_CLOCK_TOLERANCE, DEVICE_CLOCK_TOLERANCE_NS
 from harness.base.nvml import visible_gpus
-from harness.theory.names import of_gpu
+from harness.theory.machine_names import of_gpu
 
 GB = 1e9
 PARTS_WITHIN = 0.03

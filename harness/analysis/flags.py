@@ -19,7 +19,7 @@ from harness.records.kinds import Record, done_of, loaded_of
 from harness.records.measured import Routing
 from harness.records.tables import Ints
 from harness.theory import floors
-from harness.theory.decoder import distinct_share
+from harness.theory.layer_parts import distinct_share
 
 # Flags for what is wrong with a series: codes and sentences, from the series and the ceiling alone. Pure.
 

@@ -14,7 +14,7 @@ from harness.base.text import is_this_machine, list_named, shortened
 from harness.records.kinds import Record, done_of, loaded_of, served_elsewhere
 from harness.records.measured import Counters
 from harness.records.parts import Served, StackFacts
-from harness.theory import base_shapes, decoder, floors, names, tensors
+from harness.theory import base_shapes, decoder, floors, ggml_quants, machine_names
 from harness.theory.decoder import Decoder
 from harness.theory.known_models import Known
 from harness.theory.names import NotUnderstood
@@ -97,9 +97,9 @@ def _needs(record: Record, served: Served) -> tuple[floors.Demand, float]:
                 if quant is None:
                     hint = "add it, as in --model qwen3-8b:q4_k_m"
                     raise _Unknown(f"the server does not report its quantization: {hint}")
-                if quant not in tensors.ALL_QUANTS:
+                if quant not in ggml_quants.ALL_QUANTS:
                     raise _Unknown(f"the size of {shortened(quant)} is not known: {_BY_NAME}")
-                needs = floors.demand_of_tensors(made, tensors.quantized(made, quant))
+                needs = floors.demand_of_tensors(made, ggml_quants.quantized(made, quant))
                 return needs, needs.resident_bytes
     if tried:
         raise _Unknown(f"{tried}: {_BY_NAME}")
@@ -113,7 +113,7 @@ def _named(text: str) -> tuple[Decoder, str | None] | None:
     path = PureWindowsPath(text) if re.match(r"[A-Za-z]:[\\/]", text) else PurePosixPath(text)
     name = path.name if path.is_absolute() or path.suffix.lower() == ".gguf" else text
     name = re.sub(r"(?i)\.gguf$", "", name)
-    types = "|".join(sorted(tensors.ALL_QUANTS, key=len, reverse=True))
+    types = "|".join(sorted(ggml_quants.ALL_QUANTS, key=len, reverse=True))
     stem, _, quant = re.fullmatch(rf"(?i)(.*?)([-_:. ]({types}))?", name).groups()  # type: ignore[union-attr]
     try:
         made = base_shapes.understood(stem, Known()).made
@@ -141,7 +141,7 @@ def _memory(record: Record, size: float, measured_bytes_per_s: float | None) -> 
         if measured_bytes_per_s is None:
             raise _Unknown("the bandwidth of this machine's memory was not measured")
         return measured_bytes_per_s, main
-    known = [machine for gpu in gpus if (machine := names.of_gpu(gpu["name"], gpu["memory_bytes"]))]
+    known = [machine for gpu in gpus if (machine := machine_names.of_gpu(gpu["name"], gpu["memory_bytes"]))]
     if not known:
         raise _Unknown(f"the bandwidth of {gpus[0]['name']} is not known")
     fastest = max(known, key=lambda machine: machine.data_sheet_bytes_per_s)

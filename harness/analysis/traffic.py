@@ -14,12 +14,13 @@ from harness.analysis.flags import Limit
 from harness.analysis.identity import recorded_gpu
 from harness.records.kinds import Record, loaded_of, served_elsewhere
 from harness.records.parts import Attention, DecoderFacts, Header, Placed, StackFacts
-from harness.theory import decoder, floors, names
+from harness.theory import decoder, floors, machine_names
 from harness.theory.decoder import Decoder, dense
 from harness.theory.floors import SI
+from harness.theory.ggml_types import element_bytes
+from harness.theory.loaded_sizes import ELEMENT_BYTES
 from harness.theory.machines import MACHINES, Machine
 from harness.theory.rows import is_quantized, knees
-from harness.theory.tensors import ELEMENT_BYTES, element_bytes
 
 
 def model_bytes(record: Record) -> int | None:
@@ -122,7 +123,7 @@ def data_sheet(record: Record) -> Machine | None:
     if record.get("device") == "cpu":
         return board(record["machine"].get("cpu"))
     gpu = recorded_gpu(record)
-    return names.of_gpu(gpu["name"], gpu["memory_bytes"]) if gpu else None
+    return machine_names.of_gpu(gpu["name"], gpu["memory_bytes"]) if gpu else None
 
 
 @lru_cache(maxsize=64)

@@ -72,7 +72,7 @@ def study(
         compared = of_records(_records([baseline], stack)) if baseline else None
         shown = with_series(shown, title, compared)
     if proved := [path for path in paths if (path / data.RECOMMENDED).is_dir()]:
-        from harness.recommend.answer import with_predictions  # slow to import
+        from harness.recommend.outcomes import with_predictions  # slow to import
 
         shown = with_predictions(shown, proved)
     return shown, first["machine"]

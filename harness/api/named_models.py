@@ -31,10 +31,10 @@ from harness.config.variants import quant_of, weights_of
 from harness.config.yaml_text import Document, parse
 from harness.models import find, gguf_files, hub, locate, served
 from harness.models.config_json import CONFIG
-from harness.models.find import Stored
 from harness.models.gguf_files import StoredModel
 from harness.models.locate import WeightsError
 from harness.models.make import FULL_TYPES
+from harness.models.model_folders import Stored
 from harness.stacks import build
 from harness.stacks.header import Header, stacks
 from harness.theory import downloads, names

@@ -13,7 +13,7 @@ from typing_extensions import TypedDict
 
 from harness import machine
 from harness.api.inputs import known_machines, reserved, stored
-from harness.api.theory import THIS, named_model
+from harness.api.theory import THIS, named_model, with_memory_speed
 from harness.base import bounds, data
 from harness.base.files import Mistake, object_of
 from harness.base.nvml import Gpu, visible_gpus
@@ -28,18 +28,19 @@ from harness.models.locate import WeightsError, read
 from harness.models.make import FULL_TYPES
 from harness.recommend import answer, candidates, examples, quality_loss
 from harness.recommend.answer import Choice
-from harness.recommend.candidates import Candidate, Place, Subject, place_of
+from harness.recommend.candidates import Candidate, Subject
 from harness.recommend.commands import Source
+from harness.recommend.places import Place, place_of
 from harness.recommend.traits import Example, Range
 from harness.records.kinds import Record
 from harness.stacks import build
 from harness.stacks.header import stacks
-from harness.theory import base_shapes, cpus, names
+from harness.theory import base_shapes, machine_names, names
 from harness.theory.decoder import Decoder, dense_fields
 from harness.theory.known_models import Described, config_of
 from harness.theory.known_models import Known as KnownModels
 from harness.theory.machines import MACHINES, Figure, Machine, memory_words
-from harness.theory.memory import released_in
+from harness.theory.memory_choices import released_in
 from harness.theory.names import NotUnderstood
 
 LEAST_CONTEXT, USUAL_CONTEXT = 2, 8192
@@ -227,7 +228,7 @@ def _place(asked: OnMachine) -> Place:
     named = printable(asked.machine)
     try:
         known = known_machines()
-        several = names.machines(asked.machine, known, asked.memory)
+        several = machine_names.machines(asked.machine, known, asked.memory)
     except NotUnderstood as why:
         if not (asked.memory and asked.bandwidth) or why.ambiguous:
             sentence = why.sentence("machine", named)
@@ -240,13 +241,13 @@ def _place(asked: OnMachine) -> Place:
     takes_any_memory = any(each.assumed for each in several.values())
     if asked.bandwidth:
         several = {name: _with_given(known_one, named, asked) for name, known_one in several.items()}
-    name, notes = names.slowest(named, several)
+    name, notes = machine_names.slowest(named, several)
     for sentence in notes:
         say(sentence)
     found = several[name]
     if takes_any_memory:
         return place_of(found, name, threads)
-    largest = max(each.memory_bytes for each in names.machines(asked.machine, known).values())
+    largest = max(each.memory_bytes for each in machine_names.machines(asked.machine, known).values())
     if found.memory_bytes > largest:
         raise Mistake(f"{named} has at most {memory_words(largest)}; drop --memory, or give less")
     return place_of(found, name, threads)
@@ -254,13 +255,12 @@ def _place(asked: OnMachine) -> Place:
 
 def _with_given(known: Machine, named: str, asked: OnMachine) -> Machine:
     """A known CPU with the bandwidth that is given, or that of the memory that is. Raises Mistake."""
-    speed, gb_per_s = asked.memory_speed, asked.bandwidth or 0.0
-    if speed and (known.family != "cpu" or known.board):
-        raise Mistake(f"{named} is known, and has one kind of memory; drop --memory-speed")
-    if not speed and not known.assumed:
+    if asked.memory_speed:
+        return with_memory_speed(known, named, asked.memory_speed, asked.channels)
+    if not known.assumed:
         raise Mistake(f"{named} is known; drop --bandwidth")
-    given = cpus.bytes_per_s(speed, asked.channels or known.channels) if speed else gb_per_s * 1e9
-    return replace(known, bandwidth=Figure(given, "given"), peak_bandwidth=None, assumed="")
+    bandwidth = Figure((asked.bandwidth or 0.0) * 1e9, "given")
+    return replace(known, bandwidth=bandwidth, peak_bandwidth=None, assumed="")
 
 
 def all_places(asked: OnMachine) -> list[Place]:
@@ -268,7 +268,7 @@ def all_places(asked: OnMachine) -> list[Place]:
     given. Raises Mistake."""
     found: dict[str, Machine] = {}
     for name in MACHINES:
-        found |= names.machines(name)
+        found |= machine_names.machines(name)
     host = _host(asked, "the CPU of the GPUs", DESKTOPS)
     places = [place_of(each, name, machine.default_threads()) for name, each in found.items()]
     return [replace(each, host=host if each.takes_host else None) for each in places]
@@ -344,7 +344,7 @@ def _this(threads: int) -> Place:
     if not gpus:
         return place_of(this_cpu(), "this machine", threads)
     gpu: Gpu = gpus[0]
-    sheet = names.of_gpu(gpu["name"] or "", gpu["memory_bytes"])
+    sheet = machine_names.of_gpu(gpu["name"] or "", gpu["memory_bytes"])
     if sheet is None:
         name = gpu["name"] or "this GPU"
         raise Mistake(f"{name} has no known data sheet; give --machine, --memory and --bandwidth")

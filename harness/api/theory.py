@@ -13,17 +13,21 @@ from harness.base import data
 from harness.base.files import Mistake, is_local
 from harness.base.text import list_named, printable, say, shortened, unknown
 from harness.models import served
-from harness.theory import base_shapes, names, tensors
+from harness.theory import base_shapes, cpus, ggml_quants, machine_names, names, packed_sizes, tensors
 from harness.theory.decoder import Decoder, parameters
 from harness.theory.floors import PUBLISHED, SI
-from harness.theory.hf_config import Quantization
+from harness.theory.ggml_quants import ALL_QUANTS, QUANTS
 from harness.theory.known_models import Known
 from harness.theory.machines import Machine
-from harness.theory.memory import Form, Placement, PlacementError, released_in
+from harness.theory.memory_choices import released_in
+from harness.theory.memory_fit import Form
 from harness.theory.names import NotUnderstood
+from harness.theory.packed_sizes import Packing
 from harness.theory.public_speeds import others
+from harness.theory.quantization import Quantization
 from harness.theory.rows import Ask, Row, RowWithTensors, TensorRow, row, row_without_shape
-from harness.theory.tensors import ALL_QUANTS, QUANTS, Packing, Tensor, streamed_bytes
+from harness.theory.split_weights import Placement, PlacementError
+from harness.theory.tensors import Tensor, streamed_bytes
 
 if TYPE_CHECKING:
     from harness.models.locate import Ready
@@ -109,10 +113,14 @@ def _tensor(tensor: Tensor, tied: bool, expert_share: float) -> TensorRow:
 
 
 def machines_of(
-    given: Iterable[str], known: Mapping[str, Machine], memory: float | None = None
+    given: Iterable[str],
+    known: Mapping[str, Machine],
+    memory: float | None = None,
+    memory_speed: float | None = None,
+    channels: int | None = None,
 ) -> dict[str, Machine]:
     """The machines by name; a name of several is the slowest, and says so. `this` is measured. `memory`: GiB,
-    as sold. Raises Mistake."""
+    as sold; `memory_speed`: transfers per second of a CPU's memory. Raises Mistake."""
     machines: dict[str, Machine] = {}
     for name in given:
         if name.lower() == THIS and THIS not in known:
@@ -120,14 +128,26 @@ def machines_of(
 
             known = {**known, THIS: this_cpu()}
         try:
-            several = names.machines(name, known, memory)
+            several = machine_names.machines(name, known, memory)
         except NotUnderstood as why:
             raise Mistake(why.sentence("machine", shortened(name))) from why
-        key, notes = names.slowest(shortened(name), several)
+        if memory_speed:
+            several = {
+                key: with_memory_speed(machine, shortened(name), memory_speed, channels)
+                for key, machine in several.items()
+            }
+        key, notes = machine_names.slowest(shortened(name), several)
         for sentence in notes:
             say(sentence)
         machines[key] = several[key]
     return machines
+
+
+def with_memory_speed(machine: Machine, name: str, transfers_per_s: float, channels: int | None) -> Machine:
+    """A CPU with memory of another speed. Raises Mistake for a machine with one kind of memory."""
+    if machine.family != "cpu" or machine.board:
+        raise Mistake(f"{name} is known, and has one kind of memory; drop --memory-speed")
+    return cpus.with_speed(machine, transfers_per_s, channels)
 
 
 def quants_of(given: Iterable[str]) -> list[str]:
@@ -190,11 +210,11 @@ def model_of(text: str, weights: Weights, shapes: Known) -> Model:
     forms = [Form(f"{bits:g} bits", bits) for bits in weights.bpw or (() if quants or stored else BITS)]
     for quant in quants:
         assert made is not None
-        forms.append(Form(quant, tensors=tensors.quantized(made, quant, weights.as_published)))
+        forms.append(Form(quant, tensors=ggml_quants.quantized(made, quant, weights.as_published)))
     if made and released and weights.as_released:
-        released_tensors = tensors.as_released(made, tensors.MXFP4, None)
-        quantization = Quantization(tensors.MXFP4, tensors.MXFP4)
-        forms.append(checkpoint_form(f"{tensors.MXFP4} as released", released_tensors, quantization))
+        released_tensors = packed_sizes.as_released(made, packed_sizes.MXFP4, None)
+        quantization = Quantization(packed_sizes.MXFP4, packed_sizes.MXFP4)
+        forms.append(checkpoint_form(f"{packed_sizes.MXFP4} as released", released_tensors, quantization))
     return Model(text, found, [stored] if stored and not forms else forms)
 
 
@@ -275,7 +295,7 @@ def _form(given: str, checkpoint: Ready) -> Form | None:
         )
         say(f"bits per weight, scales included: {'; '.join(by_bits)}")
     if checkpoint.format == "config" and made:
-        loaded = (*tensors.as_released(made, quantization.method, packing),)
+        loaded = (*packed_sizes.as_released(made, quantization.method, packing),)
         label += " as released"
     if not loaded:
         say("its bytes are not known without its weights: the rows are of types made of 16-bit weights")

@@ -31,8 +31,8 @@ from harness.models import check, locate, make
 from harness.models.hub import in_hub_cache
 from harness.models.locate import Ready, WeightsError
 from harness.stacks.limits import Broken
+from harness.theory import machine_names, split_weights
 from harness.theory import memory as theory_memory
-from harness.theory import names
 from harness.theory.decoder import (
     parameters,
 )
@@ -49,12 +49,9 @@ from harness.theory.machines import (
     drives_display,
     reserved_words,
 )
-from harness.theory.memory import (
-    Model,
-    PlacementError,
-    Split,
-)
+from harness.theory.memory import Model
 from harness.theory.names import NotUnderstood
+from harness.theory.split_weights import PlacementError, Split
 
 # Prompt tokens that take as long as a decode step, rounded down: 2.4 and 8 (135M and 270M, 2 cores, 2026).
 PROMPT_PER_STEP = 2
@@ -186,7 +183,7 @@ def _device(experiment: Experiment) -> Device:
         return Device(family, "the GPU", None)
     major, _, minor = (gpu["compute_capability"] or "").partition(".")
     on_display = drives_display(gpu["name"] or "")
-    known = names.of_gpu(gpu["name"], gpu["memory_bytes"])
+    known = machine_names.of_gpu(gpu["name"], gpu["memory_bytes"])
     return Device(
         family,
         f"the {gpu['name'] or 'GPU'}",
@@ -205,7 +202,7 @@ def _named(family: str, gpu: str | None) -> Device:
     if gpu is None or family != "cuda":
         return Device(family, "the GPU", None)
     try:
-        gpus = [m for m in names.machines(gpu).values() if m.compute_capability]
+        gpus = [m for m in machine_names.machines(gpu).values() if m.compute_capability]
     except NotUnderstood:
         part = gpu.lower().removeprefix("nvidia ")
         gpus = [m for m in MACHINES.values() if m.compute_capability and part in m.name.lower()]
@@ -310,9 +307,9 @@ def forecast_cell(cell: Cell, ready: Ready | None, device: Device, threads: int)
     on_gpu, sides, on_cpu = device.family != "cpu", None, None
     on_device = held
     if on_gpu and placement and made:
-        sides = theory_memory.split_layers(placement, made, tensors)
+        sides = split_weights.split_layers(placement, made, tensors)
         element = kv_element_bytes(options)
-        on_device, on_cpu = theory_memory.side_models(placement, made, tensors, element)
+        on_device, on_cpu = split_weights.side_models(placement, made, tensors, element)
     memory = needs(on_device, on_gpu)
     if isinstance(cell.workload, Quality):
         memory += LOGITS_HELD * (cell.workload.positions + 1) * held.made.vocab_size

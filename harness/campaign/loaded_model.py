@@ -19,25 +19,13 @@ from harness.theory.decoder import (
     lm_head_params,
     parameters,
 )
-from harness.theory.memory import (
-    BITSANDBYTES,
-    LLAMA_CPP,
-    Engine,
-    LlamaCpp,
-    Model,
-    Placement,
-    Torch,
-)
-from harness.theory.tensors import (
-    ELEMENT_BYTES,
-    Packing,
-    Tensor,
-    element_bytes,
-    loaded_bytes,
-    of_shape,
-    packed_bytes,
-    quantized,
-)
+from harness.theory.ggml_quants import quantized
+from harness.theory.ggml_types import element_bytes
+from harness.theory.loaded_sizes import ELEMENT_BYTES, loaded_bytes
+from harness.theory.memory import BITSANDBYTES, LLAMA_CPP, Engine, LlamaCpp, Model, Torch
+from harness.theory.packed_sizes import Packing, packed_bytes
+from harness.theory.split_weights import Placement
+from harness.theory.tensors import Tensor, of_shape
 
 _UNKNOWN = dense("", 0, 0, 0, 0, 0, 0, 0)
 

@@ -25,7 +25,7 @@ from harness.models.locate import Ready, WeightsError, WeightsRefused, WeightsUn
 from harness.stacks import build
 from harness.stacks.adopted import EnvironmentFailed, Interpreter
 from harness.stacks.header import Header, Options
-from harness.theory.tensors import Packing
+from harness.theory.packed_sizes import Packing
 from runners.answers import api_key
 
 

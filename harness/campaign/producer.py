@@ -21,8 +21,10 @@ from harness.models.make import written
 from harness.stacks.adopted import Interpreter
 from harness.stacks.header import Header, Options, stacks
 from harness.theory.decoder import Decoder, parameters
+from harness.theory.ggml_types import element_bytes
 from harness.theory.known_models import Described
-from harness.theory.tensors import Packing, element_bytes, of_shape, packed_bytes
+from harness.theory.packed_sizes import Packing, packed_bytes
+from harness.theory.tensors import of_shape
 from runners.protocol import Request
 
 Say = Callable[[str], None]

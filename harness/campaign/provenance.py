@@ -21,7 +21,7 @@ from harness.campaign.repeat import Inputs
 from harness.config import Experiment
 from harness.config.plan import Cell
 from harness.config.variants import weights_of
-from harness.models import gguf_keys
+from harness.models import yarn
 from harness.models.locate import Ready
 from harness.records import Draft, parts
 from harness.records.parts import plain
@@ -130,7 +130,7 @@ def weights_facts(ready: Ready) -> Any:
         "shards": ready.shards,
         "file_bytes": ready.file_bytes,
     }
-    if ready.header and (off := gguf_keys.yarn_difference(ready.header.metadata)):
+    if ready.header and (off := yarn.yarn_difference(ready.header.metadata)):
         facts["yarn_difference"] = off
     return facts
 

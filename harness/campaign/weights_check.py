@@ -30,7 +30,7 @@ from harness.records import Record, Stored, kinds
 from harness.records.kinds import Check, CheckAsked
 from harness.stacks.header import references
 from harness.theory.decoder import dense_fields
-from harness.theory.tensors import Packing
+from harness.theory.packed_sizes import Packing
 
 SECONDS = 60.0  # compute time per variant; depths beyond it are skipped
 OTHER_IDS = "its token ids for the text differ from the reference's"

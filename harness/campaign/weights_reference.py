@@ -32,7 +32,7 @@ from harness.models.make import FULL_TYPES, SOURCE_QUANT
 from harness.records import kinds
 from harness.stacks.adopted import Interpreter
 from harness.stacks.header import references
-from harness.theory.tensors import element_bytes
+from harness.theory.ggml_types import element_bytes
 
 _T = TypeVar("_T")
 Job = Callable[[LogitsJob, str], _T]

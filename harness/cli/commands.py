@@ -25,6 +25,7 @@ from harness.cli.argument_parser import (
 )
 from harness.cli.shared_options import (
     BUSY,
+    CHANNELS,
     MODELS,
     ONE_MODEL,
     ONLY,
@@ -296,12 +297,7 @@ def recommend() -> Command:
                 "--memory-speed KIND",
                 "of a CPU, e.g. ddr5-5600: in place of --bandwidth, or of a known one's fastest",
             ),
-            option(
-                "--channels N",
-                "of 64 bits, of that memory (default: the known CPU's, else 2, as in desktops and laptops)",
-                type=int,
-                choices=range(1, 25),
-            ),
+            CHANNELS,
             option(
                 "--kind {gpu,cpu,arm,risc-v,no-avx2}",
                 "what it is: cpu is x86 with AVX2, no-avx2 an older one (default: a GPU from 150 GB/s on)",
@@ -324,7 +320,7 @@ def recommend() -> Command:
 
 
 def theory() -> Command:
-    from harness.theory.memory import KV_TYPES, USUAL_KV
+    from harness.theory.memory_choices import KV_TYPES, USUAL_KV
 
     return Command(
         argument(
@@ -373,6 +369,8 @@ def theory() -> Command:
                 "--bandwidth GB/S",
                 "with --memory and no machine: its read bandwidth, for the most tokens per second",
             ),
+            option("--memory-speed KIND", "of a CPU, e.g. ddr5-5600: in place of a known one's fastest"),
+            CHANNELS,
             option("--rate NAME", "compute rate of the machine to use, e.g. fp16-tensor"),
             option(
                 "--units {si,published}",

@@ -73,7 +73,7 @@ def _stacks() -> list[str]:
 
 
 def _quants() -> list[str]:
-    from harness.theory.tensors import ALL_QUANTS
+    from harness.theory.ggml_quants import ALL_QUANTS
 
     return [*ALL_QUANTS]
 

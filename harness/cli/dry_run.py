@@ -27,7 +27,7 @@ from harness.report.text_table import NONE, Table, wrapped
 from harness.stacks import adopted, build
 from harness.stacks.adopted import EnvironmentFailed
 from harness.stacks.header import Header
-from harness.theory import memory
+from harness.theory import split_weights
 
 Timed = tuple[float, float, int]
 """Seconds of one repeat, seconds of its longest warm-up, and the repeats."""
@@ -387,7 +387,7 @@ class Here:
         ceiling, notes = None, [*problems]
         if sides:
             gpu, cpu = device.bytes_per_s, self._cpu_bandwidth
-            ceiling = 1 / memory.step_s(sides, cpu, gpu) if gpu and cpu else None
+            ceiling = 1 / split_weights.step_s(sides, cpu, gpu) if gpu and cpu else None
             gb = f"{sides.gpu_bytes / 1e9:.1f} GB on the GPU, {sides.cpu_bytes / 1e9:.1f} GB on the CPU"
             at_most = f"; at most {ceiling:.3g} tok/s with this CPU" if ceiling else ""
             notes.insert(len(refused), f"weights: {gb}{at_most}")

@@ -25,14 +25,15 @@ from harness.base import data
 from harness.cli import NOT_OK, OK, Mistake, main, say
 from harness.cli.commands import GOALS
 from harness.dataset.study import load_study
-from harness.recommend import answer, commands, questions, text
+from harness.recommend import answer, commands, found_text, outcomes, questions, text
 from harness.recommend.answer import Choice, Ranked
-from harness.recommend.candidates import Candidate, Place, Subject
+from harness.recommend.candidates import Candidate, Subject
+from harness.recommend.places import Place
 from harness.recommend.questions import Found, Pair
 from harness.recommend.speed import Predictor
 from harness.report.text_table import wrapped
 from harness.report.theory_text import short
-from harness.theory import cpus, names
+from harness.theory import cpus, machine_names
 from harness.theory.decoder import Decoder
 from harness.theory.machines import MACHINES, memory_words, reserved_words
 
@@ -123,10 +124,10 @@ def _prove(arguments: argparse.Namespace, variants: Variants, choices: Sequence[
     rows = load_study([*stored(results)]).cells
     windows = [row for row in rows if row["depths"] and row["machine"] == here]
     for choice in choices:
-        outcome = answer.outcome_of_choice(choice, windows, arguments.context)
-        say(answer.outcome_sentence(choice, outcome))
+        outcome = outcomes.outcome_of_choice(choice, windows, arguments.context)
+        say(outcomes.outcome_sentence(choice, outcome))
         if outcome and choice.basis != answer.MEASURED:  # that was no prediction
-            answer.keep_outcome(results, outcome)
+            outcomes.keep_outcome(results, outcome)
 
 
 def _ranked(arguments: argparse.Namespace, choices: Sequence[Choice]) -> list[Ranked]:
@@ -145,8 +146,8 @@ def _what_runs_here(arguments: argparse.Namespace) -> int:
     found, nearest = _reaching(arguments, pairs)
     shown = questions.by_size(found, None if arguments.all else arguments.most or 1)
     heading = f"{place.device.name} with {memory_words(place.device.memory_bytes or 0)} runs "
-    heading += text.counted(found, len(subjects), "models", arguments.tok_s, arguments.context)
-    notes = [text.of_sizes()] if shown and not arguments.all else []
+    heading += found_text.counted(found, len(subjects), "models", arguments.tok_s, arguments.context)
+    notes = [found_text.of_sizes()] if shown and not arguments.all else []
     notes += _reserved(arguments, place)
     if short := len(subjects) - len(trained):
         notes.append(f"Left out: {short} that were trained on fewer than {arguments.context:,} tokens.")
@@ -162,7 +163,7 @@ def _which_machine(arguments: argparse.Namespace, subject: Subject) -> int:
     best = [each for each in found if each.kind == found[0].kind]
     shown = found if arguments.all else best[: arguments.most or MOST_MACHINES]
     heading = f"{subject.model.name} runs on "
-    heading += text.counted(found, len(pairs), "machines", arguments.tok_s, arguments.context)
+    heading += found_text.counted(found, len(pairs), "machines", arguments.tok_s, arguments.context)
     notes = ["The smallest memory comes first, then the lowest bandwidth."]
     if arguments.context > subject.made.context:
         notes.append(_beyond(subject.made))
@@ -213,13 +214,13 @@ def _show_found(
         model, on = arguments.model or "MODEL", "NAME" if arguments.machine == ALL else arguments.machine
         of_machine = f" --machine {shlex.quote(on)}" if on != THIS else ""
         notes = [
-            *text.that_may(found, tok_s),
+            *found_text.that_may(found, tok_s),
             *notes,
             *hosts,
-            *text.of_others(found, shown),
+            *found_text.of_others(found, shown),
             f"One of them in full: harness recommend {model}{of_machine} --context {context}",
         ]
-        text.show_found(heading, shown, arguments.machine == ALL, notes, arguments.wide)
+        found_text.show_found(heading, shown, arguments.machine == ALL, notes, arguments.wide)
     if shown:
         return OK
     for each in hosts:
@@ -297,7 +298,7 @@ def _print(
             text.show_unmaintained([each.choice for each in ranking])
         if ranking[0].choice.deep.value < (arguments.tok_s or 0):
             print("\nless is predicted; only the upper ends of these intervals reach that speed")
-        so_far = answer.outcomes_so_far(arguments.results)
+        so_far = outcomes.outcomes_so_far(arguments.results)
         text.show_notes(ranking, shown, variants.known.examples, place, so_far)
         text.show_commands(ranking[0].choice, given.source, arguments.context, place)
 
@@ -315,7 +316,7 @@ def _fits_nowhere(choices: Sequence[Choice], context: int, place: Place) -> str:
     candidate = least.candidate
     short = candidate.memory_bytes - candidate.available_bytes
     hint = f"; {candidate.longest:,} tokens of context would fit" if candidate.longest else ""
-    known = [each for name in MACHINES for each in names.machines(name).values()]
+    known = [each for name in MACHINES for each in machine_names.machines(name).values()]
     alike = [each for each in known if each.family == place.device.family]
     enough = [each for each in alike if each.memory_bytes - each.reserve.value >= candidate.memory_bytes]
     if enough:

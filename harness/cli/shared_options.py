@@ -30,6 +30,12 @@ MODELS = (
 )
 ONE_MODEL = "a GGUF file, a folder, owner/repo or a known name; or a config"
 HEADLESS = "headless"  # as in harness/theory/machines.py
+CHANNELS = option(
+    "--channels N",
+    "of 64 bits, of that memory (default: the known CPU's, else 2, as in desktops and laptops)",
+    type=int,
+    choices=range(1, 25),
+)
 RESERVE = one_of(
     option(
         "--reserve SIZE",

@@ -20,7 +20,7 @@ from harness.models.make import SOURCE_QUANT
 from harness.stacks import build
 from harness.stacks.header import references, stacks
 from harness.theory.known_models import NoModel, described
-from harness.theory.tensors import FORMATS, Packing
+from harness.theory.packed_sizes import FORMATS, Packing
 
 
 def make(arguments: argparse.Namespace) -> int:

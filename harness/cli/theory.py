@@ -12,16 +12,16 @@ from harness.api.inputs import known_machines, reserved
 from harness.api.theory import ALL, THIS, Weights
 from harness.base.text import csv_of, plural, unknown
 from harness.cli import OK, Mistake, say
-from harness.theory import base_shapes, names
+from harness.theory import base_shapes, machine_names
 from harness.theory.decoder import Decoder
 from harness.theory.floors import PUBLISHED, UNITS
+from harness.theory.ggml_quants import ALL_QUANTS
 from harness.theory.known_models import Known
 from harness.theory.machines import DRIVER_RESERVE_BYTES, Figure, Machine, changed_reserve
-from harness.theory.memory import USUAL_KV, Choice, kv_bits
-from harness.theory.memory import choices as fitting_choices
+from harness.theory.memory_choices import USUAL_KV, Choice, kv_bits
+from harness.theory.memory_choices import choices as fitting_choices
 from harness.theory.names import NotUnderstood
 from harness.theory.rows import Ask, Row
-from harness.theory.tensors import ALL_QUANTS
 
 _OF_A_MODEL = ("machine", "memory", "bpw", "quant", "chunk", "rate", "tensors")
 _NESTED = (  # of a row, left out of a CSV
@@ -45,6 +45,10 @@ def run(arguments: argparse.Namespace) -> int:
     _sort(arguments, shapes, machines)
     if arguments.n_cpu_moe and not arguments.machine:
         raise Mistake("--n-cpu-moe needs a --machine, the GPU")
+    if arguments.channels and not arguments.memory_speed:
+        raise Mistake("--channels needs --memory-speed")
+    if arguments.memory_speed and not arguments.machine:
+        raise Mistake("--memory-speed needs a --machine, a CPU")
     if arguments.memory and not arguments.machine:
         return _show_choices(arguments, shapes)
     if arguments.bandwidth:
@@ -74,7 +78,9 @@ def _rows(arguments: argparse.Namespace, shapes: Known, machines: Mapping[str, M
             "name a model or a file: harness theory qwen1.5-7b --machine rtx-4090 (or --list-models)"
         )
     ask, reserve = _ask(arguments), reserved(arguments.reserve)
-    named = theory.machines_of(arguments.machine, machines, arguments.memory)
+    named = theory.machines_of(
+        arguments.machine, machines, arguments.memory, arguments.memory_speed, arguments.channels
+    )
     chosen = {name: machine.reserving(reserve) for name, machine in named.items()}
     weights = Weights(
         quants=theory.quants_of(arguments.quant),
@@ -95,7 +101,7 @@ def _sort(arguments: argparse.Namespace, shapes: Mapping[str, Decoder], known: M
     --machine or --quant."""
 
     def is_machine(name: str) -> bool:
-        return name.lower() == THIS or _stands(lambda: names.machines(name, known))
+        return name.lower() == THIS or _stands(lambda: machine_names.machines(name, known))
 
     def is_model(name: str) -> bool:
         return _stands(lambda: base_shapes.understood(name, shapes)) or Path(name).exists()
@@ -104,7 +110,7 @@ def _sort(arguments: argparse.Namespace, shapes: Mapping[str, Decoder], known: M
         return name.lower() in (*ALL_QUANTS, ALL)
 
     arguments.quant = [name for given in arguments.quant for name in given.split(",") if name]
-    arguments.machine = names.joined(arguments.machine, is_machine)
+    arguments.machine = machine_names.joined(arguments.machine, is_machine)
     for option, belongs in (("machine", is_machine), ("quant", is_quant)):
         given = getattr(arguments, option)
         models = [name for name in given if not belongs(name) and is_model(name)]

@@ -61,9 +61,9 @@ def words(text: str) -> list[str]:
 
 def tokens(text: str) -> int:
     """16384 or 16k, from 1 to 1,048,576."""
-    from harness.theory import names
+    from harness.theory import quantities
 
-    value = names.token_count(text)
+    value = quantities.token_count(text)
     if value is None and text.isascii() and text.isdigit():
         value = int(text[:10])
     if value is None or not 0 < value <= MOST_TOKENS:
@@ -73,9 +73,9 @@ def tokens(text: str) -> int:
 
 def memory_gib(text: str) -> float:
     """GiB of a memory as sold."""
-    from harness.theory import names
+    from harness.theory import quantities
 
-    gib = names.memory_gib(text)
+    gib = quantities.memory_gib(text)
     if gib is None:
         raise argparse.ArgumentTypeError(f"{text} is not a size of memory such as 16GB")
     return gib

@@ -15,7 +15,7 @@ from pydantic import (
 )
 
 from harness.base.text import shortened
-from harness.theory import names
+from harness.theory import quantities
 
 Plain = dict[str, Any]
 """A mapping of YAML."""
@@ -25,7 +25,7 @@ PERCENT = r"^[0-9]{1,2}(\.[0-9]{1,4})?%$"
 
 def tokens_of(given: object) -> object:
     """32k as 32,768; all else as it is given."""
-    return names.token_count(given) or given if isinstance(given, str) else given
+    return quantities.token_count(given) or given if isinstance(given, str) else given
 
 
 Tokens = Annotated[
@@ -37,7 +37,7 @@ Tokens = Annotated[
             "type": ["integer", "string"],
             "minimum": 1,
             "maximum": MOST_TOKENS,
-            "pattern": names.TOKENS,
+            "pattern": quantities.TOKENS,
         }
     ),
 ]

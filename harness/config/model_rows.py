@@ -27,9 +27,9 @@ from harness.config.form import (
 from harness.config.mistakes import Loc, Mistakes, expected, shown, suggestion
 from harness.theory import base_shapes, names
 from harness.theory.decoder import dense
+from harness.theory.ggml_quants import ALL_QUANTS
 from harness.theory.known_models import Described, NoModel, described
 from harness.theory.names import NotUnderstood
-from harness.theory.tensors import ALL_QUANTS
 
 _FORMATS = tuple(FormatWeights.model_fields)
 _BY_FORMAT = (*_FORMATS, *ALL_QUANTS)

@@ -13,7 +13,7 @@ from harness.config.base import Frozen, Plain, Tokens
 from harness.config.form import InlineShape
 from harness.config.mistakes import Loc, Mistakes, expected, shown
 from harness.config.model_rows import named_shape
-from harness.theory import names
+from harness.theory import machine_names
 from harness.theory.decoder import Decoder, dense, dense_fields
 from harness.theory.machines import Figure, Machine
 from harness.theory.names import NotUnderstood
@@ -113,7 +113,7 @@ def _machine(name: str, given: Any, path: Path, mistakes: Mistakes) -> Machine |
             return None
         return Machine(name, memory, bandwidth, rates, rate="own")
     try:
-        base = names.one_machine(row.like, row.memory_gib, known=own_machines.known())
+        base = machine_names.one_machine(row.like, row.memory_gib, known=own_machines.known())
     except NotUnderstood as why:
         mistakes.add((*loc, "like"), why.sentence("machine", shown(row.like)))
         return None

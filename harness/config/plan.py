@@ -17,7 +17,8 @@ from harness.config.variants import bits_of, quant_of, weights_format, weights_o
 from harness.stacks.header import Header, Options, Value, holds, stacks
 from harness.stacks.limits import Broken, Known, broken
 from harness.theory.decoder import Decoder, dense_fields
-from harness.theory.tensors import Packing, of_shape, packed_bytes
+from harness.theory.packed_sizes import Packing, packed_bytes
+from harness.theory.tensors import of_shape
 
 RETRIED_ALWAYS = ("interrupted",)
 SHARD_BYTES = 5e9  # transformers before 5 and auto-gptq start a new file at this size

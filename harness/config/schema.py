@@ -22,8 +22,8 @@ from harness.config.form import (
 from harness.config.variants import EXCLUDED_BY, variant_row
 from harness.config.workloads import KINDS
 from harness.stacks.header import stacks
+from harness.theory.ggml_quants import ALL_QUANTS
 from harness.theory.hf_config import SHAPES
-from harness.theory.tensors import ALL_QUANTS
 
 
 def schema() -> JsonSchemaValue:

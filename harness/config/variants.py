@@ -32,8 +32,8 @@ from harness.config.experiment import (
 from harness.config.form import VariantRow
 from harness.config.mistakes import Loc, Mistakes, expected, shown, suggestion
 from harness.stacks.header import Option, Options, Value, runners_folder, stacks
-from harness.theory.names import TOKENS
-from harness.theory.tensors import FORMATS
+from harness.theory.packed_sizes import FORMATS
+from harness.theory.quantities import TOKENS
 
 EXCLUDED_BY = ("model", "stack", "variant", "workload")  # globs; other keys are values of options
 

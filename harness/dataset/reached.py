@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from harness.base import bounds, data
 from harness.base.files import read_regular, strict_json
-from harness.theory import floors, names
+from harness.theory import floors, machine_names
 from harness.theory.decoder import Decoder, dense
 from harness.theory.machines import Machine
 from harness.theory.rows import Reached, ReachedPrefill, Row
@@ -100,7 +100,7 @@ def _is_on(record: Unread, machine: Machine) -> bool:
     if (on := recorded_gpu(cast("Record", record))) is None:
         return False
     name, memory = str(on.get("name")), on.get("memory_bytes")
-    known = names.of_gpu(name, memory if isinstance(memory, int) else None)
+    known = machine_names.of_gpu(name, memory if isinstance(memory, int) else None)
     return known.name == machine.name if known else f" {name.lower()}".endswith(f" {machine.name.lower()}")
 
 

@@ -12,14 +12,17 @@ from harness.models import layout
 from harness.models.config_json import CONFIG, PACKING_FILES, separate_packing, settings_in
 from harness.models.gguf_keys import rotary_of
 from harness.models.locate import Ready, WeightsError, WeightsRefused, WeightsUnavailable, attention
-from harness.models.make import FULL_TYPES, config_of, layout_of
+from harness.models.make import FULL_TYPES, config_of
 from harness.models.packed_layers import mismatch
 from harness.stacks.header import Header, Options, stacks
-from harness.theory import tensors
+from harness.theory import ggml_quants, ggml_types
+from harness.theory.config_settings import ConfigJsonError, Settings, shown
 from harness.theory.decoder import Decoder
-from harness.theory.hf_config import ConfigJsonError, Quantization, packing_of, quantization_configs, shown
 from harness.theory.known_models import Described
-from harness.theory.tensors import FORMATS, KINDS, LINEAR, Packing
+from harness.theory.loaded_sizes import LINEAR
+from harness.theory.packed_sizes import FORMATS, KINDS, Packing
+from harness.theory.packing_settings import packing_of
+from harness.theory.quantization import Quantization, quantization_configs
 
 _UNKNOWN = "of an unknown type"
 _LAYOUTS = {"gptq": ("gptq", "gptq_v2"), "awq": ("gemm",)}  # layouts that we can count and unpack
@@ -28,35 +31,37 @@ _LAYOUTS = {"gptq": ("gptq", "gptq_v2"), "awq": ("gemm",)}  # layouts that we ca
 def check_shape(ready: Ready, shape: Decoder) -> None:
     """Raises WeightsError for weights that do not match the shape in the config."""
     if shape.is_dense:
-        stored, wanted = ready.attention or {}, attention(shape)
+        stored, expected = ready.attention or {}, attention(shape)
     else:
-        stored, wanted = (
+        stored, expected = (
             {key: getattr(decoder, key) for key in ("count", "hidden_size", "experts", "experts_used")}
             if decoder
             else {}
             for decoder in (ready.not_dense, shape)
         )
     for key, value in stored.items():
-        if value != wanted[key]:
-            what = key.replace("_", " ").replace("count", "layers")
-            raise WeightsError(f"{ready.path}: has {what} {value}, but the config's shape has {wanted[key]}")
+        if value != expected[key]:
+            dimension = key.replace("_", " ").replace("count", "layers")
+            raise WeightsError(
+                f"{ready.path}: has {dimension} {value}, but the config's shape has {expected[key]}"
+            )
 
 
 def check_types(ready: Ready, header: Header) -> None:
     """Raises WeightsRefused for a GGUF with tensors of types that only ik_llama.cpp has, in another stack."""
-    held = {tensor.type for tensor in ready.header.tensors.values()} if ready.header else set()
-    if not (own := sorted(held & tensors.IK_TYPES)) or _has_types_of_ik(header):
+    types = {tensor.type for tensor in ready.header.tensors.values()} if ready.header else set()
+    if not (ik_types := sorted(types & ggml_types.IK_TYPES)) or _has_types_of_ik(header):
         return
-    able = ", ".join(name for name, each in stacks().items() if _has_types_of_ik(each))
+    able = ", ".join(name for name, other in stacks().items() if _has_types_of_ik(other))
     raise WeightsRefused(
-        f"{ready.path}: has tensors of {own[0]}, a type of ik_llama.cpp alone; stack {able} loads it,"
+        f"{ready.path}: has tensors of {ik_types[0]}, a type of ik_llama.cpp alone; stack {able} loads it,"
         f" {header.stack} does not"
     )
 
 
 def _has_types_of_ik(header: Header) -> bool:
     quant = header.options.get("quant")
-    return quant is not None and not set(tensors.IK_QUANTS).isdisjoint(quant.choices)
+    return quant is not None and not set(ggml_quants.IK_QUANTS).isdisjoint(quant.choices)
 
 
 def check_quantizable(ready: Ready, quant: str) -> None:
@@ -92,16 +97,22 @@ def check_synthetic(model: Described, form: str, header: Header) -> None:
         raise WeightsUnavailable(
             f"only dense models are packed as {form} here; this one is {model.decoder.arch}"
         )
-    layout_of(config, form)
+    try:
+        if form == "gguf":
+            layout.check_gguf(config)
+        if not model.decoder.is_dense:  # config_of raises for a dense model without a layout
+            layout.of(config)
+    except (layout.NoLayout, ConfigJsonError) as why:
+        raise WeightsUnavailable(str(why)) from why
 
 
 def _check_architecture(name: str, header: Header, config: Mapping[str, Any]) -> None:
     """Raises WeightsUnavailable for a model that the stack's engine does not run. `name`: of the model."""
-    if not (known := header.architectures):
+    if not (runnable := header.architectures):
         return
     kind = str(config.get("model_type"))
-    if kind not in known:
-        runs = list_named(list(known), 8)
+    if kind not in runnable:
+        runs = list_named(list(runnable), 8)
         raise WeightsUnavailable(
             f"{name}: is {kind}, which stack {header.stack} does not run; it runs {runs}"
         )
@@ -109,7 +120,7 @@ def _check_architecture(name: str, header: Header, config: Mapping[str, Any]) ->
         rope = rotary_of(config).kind
     except ConfigJsonError as why:
         raise WeightsUnavailable(f"{name}: {why}") from why
-    if rope not in ("default", *known[kind]):
+    if rope not in ("default", *runnable[kind]):
         raise WeightsUnavailable(
             f"{name}: has rope scaling {shown(rope)}, which stack {header.stack} does not run for {kind}"
         )
@@ -132,7 +143,7 @@ def check_loadable(ready: Ready, requested: Packing | None, header: Header, opti
         )
     _check_architecture(str(ready.path), header, config)
     if requested:
-        check_packing(ready, requested, header)
+        check_packing(ready, config, requested, header)
     elif stored and stored.method in header.dequantizes:
         if stored.obstacle:
             raise WeightsRefused(
@@ -167,15 +178,17 @@ def loading(stored: Quantization, packing: Packing | None = None) -> list[Header
 
 
 def _layouts(packing: Packing, header: Header) -> Sequence[str]:
-    return [each for each in _LAYOUTS[packing.method] if each in (header.layouts or [each])]
+    return [name for name in _LAYOUTS[packing.method] if name in (header.layouts or [name])]
 
 
 def loaded_by(stored: Quantization, packing: Packing | None = None) -> str:
     """The stacks that load weights stored so, as a clause; empty for none."""
     method = stored.method
-    widened = [each.stack for each in loading(stored, packing) if method in each.dequantizes]
-    adopted = [each.stack for each in loading(stored, packing) if method in each.needs]
-    as_stored = [each.stack for each in loading(stored, packing) if each.stack not in [*widened, *adopted]]
+    widened = [loader.stack for loader in loading(stored, packing) if method in loader.dequantizes]
+    adopted = [loader.stack for loader in loading(stored, packing) if method in loader.needs]
+    as_stored = [
+        loader.stack for loader in loading(stored, packing) if loader.stack not in [*widened, *adopted]
+    ]
     clauses = []
     for names, how in (
         (as_stored, ""),
@@ -188,39 +201,42 @@ def loaded_by(stored: Quantization, packing: Packing | None = None) -> str:
     return ", and ".join(clauses)
 
 
-def check_packing(ready: Ready, requested: Packing, header: Header) -> None:
+def check_packing(ready: Ready, config: Settings, requested: Packing, header: Header) -> None:
     """Raises WeightsError for a checkpoint with another packing than requested or stated in its config, or
-    whose layers differ, unless its settings say so and the stack loads such.
+    whose layers differ, unless its settings say so and the stack loads such. `config`: its config.json.
 
     A synthetic one of 16 or 32 bits is valid: it is packed here.
     """
-    stack, wanted, packing = header.stack, requested.method.upper(), ready.packing
+    stack, method, packing = header.stack, requested.method.upper(), ready.packing
     if packing is None:
         if ready.quant not in FULL_TYPES:
-            raise WeightsRefused(f"stack {stack} needs {wanted} weights, but {ready.path} is {ready.quant}")
+            raise WeightsRefused(f"stack {stack} needs {method} weights, but {ready.path} is {ready.quant}")
         if ready.synthetic:
             return
-        needs = f"quantizing to {wanted} needs calibration data, which the harness lacks"
+        needs = f"quantizing to {method} needs calibration data, which the harness lacks"
         raise WeightsError(f"{ready.path}: is {ready.quant}; {needs}: name a quantized checkpoint")
     if packing.method != requested.method:
         theirs = f"{packing.method.upper()} ({packing.bits} bits)"
-        raise WeightsError(f"stack {stack} needs {wanted} weights, but {ready.path} is {theirs}")
+        raise WeightsError(f"stack {stack} needs {method} weights, but {ready.path} is {theirs}")
     if packing.bits != requested.bits:
         raise WeightsError(
             f"{ready.path}: has {packing.bits} bits, and {requested.bits} were requested of {stack}"
         )
     try:
-        settings = [inner for _, inner in quantization_configs(settings_in(ready.path / CONFIG))]
+        settings = [inner for _, inner in quantization_configs(config)]
         beside = [settings_in(path) for name in PACKING_FILES if (path := ready.path / name).exists()]
-        rules = next((rule for each in (*settings, *beside) if (rule := _first_rule(each))), None)
-        packs_head = any(each.get("lm_head") is True for each in settings)
+        rules = next(
+            (rule for settings_of_file in (*settings, *beside) if (rule := _first_rule(settings_of_file))),
+            None,
+        )
+        packs_head = any(setting.get("lm_head") is True for setting in settings)
         is_mixed = header.mixed_layers and bool(rules or packs_head)
         if rules and not is_mixed:
             raise WeightsRefused(
                 f"{ready.path}: has rules for single layers (dynamic: {rules}), so its weights are not all"
                 f" {packing.words}"
             )
-        _check_tensors(ready, packing, _checked_settings(ready.path, packing, header), is_mixed)
+        _check_tensors(ready, packing, _checked_settings(ready.path, config, packing, header), is_mixed)
     except (ConfigJsonError, JsonFileError) as damage:
         raise WeightsError(str(damage)) from damage
 
@@ -231,10 +247,10 @@ def _first_rule(settings: Mapping[str, object]) -> str | None:
     return shown(next(iter(rules))) if isinstance(rules, Mapping) and rules else None
 
 
-def _checked_settings(folder: Path, packing: Packing, header: Header) -> str:
+def _checked_settings(folder: Path, config: Settings, packing: Packing, header: Header) -> str:
     """The name of the file with a folder's packing settings. Libraries read one or the other: both must
     agree, in a layout that the stack loads. Raises WeightsError, JsonFileError."""
-    has_inline = packing_of(settings_in(folder / CONFIG)) is not None
+    has_inline = packing_of(config) is not None
     name, separate = separate_packing(folder)
     layouts = [packing.layout]
     if separate and separate.method == packing.method:

@@ -8,8 +8,10 @@ from typing import TypeVar
 
 from harness.base import bounds
 from harness.base.files import JsonFileError, object_of
-from harness.theory.hf_config import ConfigJsonError, Quantization, Settings, modelopt, packing_in
-from harness.theory.tensors import Packing
+from harness.theory.config_settings import ConfigJsonError, Settings
+from harness.theory.packed_sizes import Packing
+from harness.theory.packing_settings import packing_in
+from harness.theory.quantization import Quantization, modelopt
 
 CONFIG = "config.json"
 # Where auto-gptq and early autoawq wrote their settings, and the method if the file does not name one.

@@ -81,13 +81,13 @@ def _hash(files: tuple[_File, ...]) -> str:
     return content.hexdigest()[:16]
 
 
-def _piece(files: tuple[_File, ...], at: int) -> Iterator[bytes]:
+def _piece(files: tuple[_File, ...], offset: int) -> Iterator[bytes]:
     left = PIECE
     for path, size, _ in files:
-        if at < size and left:
+        if offset < size and left:
             with path.open("rb") as file:
-                file.seek(at)
+                file.seek(offset)
                 part = file.read(left)
             left -= len(part)
             yield part
-        at = max(0, at - size)
+        offset = max(0, offset - size)

@@ -9,10 +9,8 @@ from __future__ import annotations
 
 import hashlib
 import os
-import re
-import stat
 import struct
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from io import BufferedReader, FileIO
 from pathlib import Path
 from typing import Any
@@ -20,7 +18,7 @@ from typing import Any
 from harness.base import bounds
 from harness.base.text import plural, printable
 from harness.models import not_a_model
-from harness.theory import tensors
+from harness.theory import ggml_quants, ggml_types
 from harness.theory.tensors import Tensor
 
 # Bytes of each metadata scalar, by its type number, with struct's code.
@@ -48,10 +46,10 @@ class Budget:
     strings: int = 4 << 20  # of arrays: 262k tokens with 514k merges are 0.8 million
     text: int = 16 << 20  # bytes of strings that are kept
 
-    def spend(self, kind: str, count: int, what: str) -> None:
+    def spend(self, kind: str, count: int, claim: str) -> None:
         left = getattr(self, kind) - count
         if left < 0:
-            raise GgufError(f"the header claims {what}: more than any model has")
+            raise GgufError(f"the header claims {claim}: more than any model has")
         setattr(self, kind, left)
 
 
@@ -81,8 +79,8 @@ class GgufHeader:
         """The type that `general.file_type` names (a guess or a copy at times) if the tensors have it, else
         that of most of the layers' matrices; None without matrices."""
         number = self.integer("general.file_type")
-        named = None if number is None else tensors.FILE_TYPES.get(number)
-        return tensors.type_of_file([*self.tensors.values()], named)
+        named = None if number is None else ggml_types.FILE_TYPES.get(number)
+        return ggml_quants.type_of_file([*self.tensors.values()], named)
 
     def attention(self) -> dict[str, int] | None:
         """Layers, KV heads and head size of the KV cache; None if the header lacks them or they differ by
@@ -113,7 +111,7 @@ class GgufHeader:
     def decoded(self) -> list[Tensor]:
         """The tensors without the draft layers."""
         drafts, end = self.draft_layers, (self.count("block_count") or 0) - self.draft_layers
-        return [t for t in self.tensors.values() if not drafts or tensors.layer_of(t.name) < end]
+        return [t for t in self.tensors.values() if not drafts or ggml_quants.layer_of(t.name) < end]
 
     def count(self, name: str, default: int | None = None) -> int | None:
         """A positive whole number of the architecture's keys; None for anything else."""
@@ -194,9 +192,9 @@ def _tensor(reader: _Reader, name: str) -> tuple[Tensor, int]:
         raise GgufError(f"{label} claims {n_dimensions} dimensions")
     dims = reader.unpack(f"<{n_dimensions}Q")[::-1]  # ggml has the elements of a row first
     number, offset = reader.unpack("<IQ")
-    if number not in tensors.TYPES:
+    if number not in ggml_types.TYPES:
         raise GgufError(f"{label} has unknown type number {number}")
-    kind = tensors.TYPES[number]
+    kind = ggml_types.TYPES[number]
     if 0 in dims:
         raise GgufError(f"{label} has a dimension of 0")
     if (dims[-1] if dims else 1) % kind.block:
@@ -286,16 +284,16 @@ class _Reader:
         """Read the lengths and skip the bytes, all that is read ahead at once: 0.1 us a string."""
         self.budget.spend("strings", left, f"an array of {left} strings")
         while left:
-            ahead, at, lengths = self._file.peek(), 0, []
+            ahead, position, lengths = self._file.peek(), 0, []
             last = len(ahead) - _WORD.size
-            while at <= last and left:
-                (length,) = _WORD.unpack_from(ahead, at)
+            while position <= last and left:
+                (length,) = _WORD.unpack_from(ahead, position)
                 lengths.append(length)
-                at += _WORD.size + length
+                position += _WORD.size + length
                 left -= 1
             if lengths:
                 self.digest.update(struct.pack(f"<{len(lengths)}Q", *lengths))
-                self._skip(at)
+                self._skip(position)
             else:  # the end of what is read ahead cuts a length
                 self._skip(self.unpack("<Q")[0])
                 left -= 1
@@ -314,70 +312,3 @@ class _Reader:
                 else f"the header claims more than {bounds.GGUF_HEADER_BYTES >> 20} MiB"
             )
         self.position += count
-
-
-# A model that may be split over several files: names and keys are those of llama_split_path in llama.cpp.
-
-_NAME = re.compile(r"(.*)-([0-9]{5})-of-([0-9]{5})\.gguf", re.DOTALL)
-
-
-def read_whole(path: Path) -> GgufHeader:
-    """The header of a plain file, or of the whole model if this is one part of it.
-
-    All parts' tensors, the first part's metadata. Raises GgufError (also: a part is missing, or belongs to
-    another model), OSError for the file itself.
-    """
-    budget = Budget()
-    given = read(path, budget)
-    count = given.integer("split.count") or 0
-    if count <= 1:
-        return given
-    number = (given.integer("split.no") or 0) + 1
-    part = f"{path}: is part {number} of {count} of a split model"
-    if not 0 < number <= count <= bounds.GGUF_PARTS:
-        raise GgufError(f"{part}, which is impossible")
-    name = _NAME.fullmatch(path.name)
-    if name is None or (int(name[2]), int(name[3])) != (number, count):
-        raise GgufError(
-            f"{part}, but its name is not that of a part, so the others cannot be found: name it"
-            f" NAME-{number:05d}-of-{count:05d}.gguf as the others"
-        )
-    paths = tuple(path.with_name(f"{name[1]}-{i:05d}-of-{name[3]}.gguf") for i in range(1, count + 1))
-    headers = [
-        given if i == number else _part(part_path, i, count, budget) for i, part_path in enumerate(paths, 1)
-    ]
-    tensors: dict[str, Tensor] = {}
-    for header in headers:
-        if twice := tensors.keys() & header.tensors:
-            raise GgufError(f"{part} that has tensor {min(twice)[:60]!r} twice")
-        tensors |= header.tensors
-    claimed = headers[0].integer("split.tensors.count")
-    if claimed != len(tensors):
-        raise GgufError(f"{part} that claims {claimed} tensors, and its parts have {len(tensors)}")
-    digest = hashlib.sha256("".join(header.digest for header in headers).encode()).hexdigest()[:16]
-    return replace(headers[0], tensors=tensors, digest=digest, files=paths)
-
-
-def whole_file(paths: list[Path]) -> list[Path]:
-    """One path for every model among these files: parts of a split one count as one."""
-    found: dict[tuple[str, ...], Path] = {}
-    for path in sorted(paths):
-        name = _NAME.fullmatch(path.name)
-        found.setdefault((name[1], name[3]) if name else (path.name,), path)
-    return list(found.values())
-
-
-def _part(path: Path, number: int, count: int, budget: Budget) -> GgufHeader:
-    try:
-        if not stat.S_ISREG(path.stat().st_mode):  # a pipe would be waited for
-            raise GgufError(f"{path}: is not a regular file, expected part {number} of {count}")
-        header = read(path, budget)
-    except FileNotFoundError as missing:
-        raise GgufError(
-            f"{path}: is missing, part {number} of {count} of a split model: put all parts into one folder"
-        ) from missing
-    except OSError as refusal:
-        raise GgufError(f"{path}: {(refusal.strerror or str(refusal)).lower()}") from refusal
-    if (header.integer("split.no"), header.integer("split.count")) != (number - 1, count):
-        raise GgufError(f"{path}: its header is not that of part {number} of {count}")
-    return header

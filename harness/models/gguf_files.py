@@ -8,10 +8,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from harness.models import gguf, gguf_model, locate
+from harness.models import gguf_model, locate, split_gguf
 from harness.models.gguf import GgufHeader
 from harness.theory.base_shapes import GGUF_TYPE
-from harness.theory.tensors import ALL_QUANTS
+from harness.theory.ggml_quants import ALL_QUANTS
 
 _TYPE = re.compile(rf"[-_. :]+{GGUF_TYPE}(?=$|[-_. ])", re.IGNORECASE)
 DEPTH = 4  # of folders in a folder: the hub's cache has models--OWNER--NAME/snapshots/COMMIT
@@ -36,15 +36,15 @@ class StoredModel:
 
 def type_in(name: str) -> str | None:
     """The type in the name of a file, in lower case; None: it has none."""
-    found = _TYPE.search(_stem(name))
-    return found[1].lower() if found else None
+    match = _TYPE.search(_stem(name))
+    return match[1].lower() if match else None
 
 
 def without_type(name: str) -> str:
     """The name of a file or a model up to its type."""
     stem = _stem(name)
-    found = _TYPE.search(stem)
-    return stem[: found.start()] if found else stem
+    match = _TYPE.search(stem)
+    return stem[: match.start()] if match else stem
 
 
 def _stem(name: str) -> str:
@@ -59,7 +59,7 @@ def below(folder: Path, depth: int = DEPTH) -> list[Path]:
         is_deepest = len(Path(parent).relative_to(folder).parts) >= depth
         folders[:] = [] if is_deepest else sorted(name for name in folders if not name.startswith("."))
         paths = [Path(parent, name) for name in names if name.lower().endswith(".gguf")]
-        models += gguf.whole_file([path for path in paths if path.is_file()])
+        models += split_gguf.whole_file([path for path in paths if path.is_file()])
     return [path for path in models if not gguf_model.is_other_kind(path)]
 
 
@@ -70,7 +70,7 @@ def stored_models(paths: Iterable[Path]) -> list[StoredModel]:
 
     Raises WeightsError.
     """
-    found: dict[object, StoredModel] = {}
+    models: dict[object, StoredModel] = {}
     seen: set[Path] = set()
     for path in paths:
         ready = locate.local(path)
@@ -79,14 +79,14 @@ def stored_models(paths: Iterable[Path]) -> list[StoredModel]:
         seen.add(ready.path)
         name, quant = without_type(ready.path.name), ready.quant or "unknown"
         identity = _identity(ready.header, name) if quant in ALL_QUANTS else ready.path
-        model = found.get(identity)
+        model = models.get(identity)
         if model and quant in model.files:
             identity, name, model = ready.path, _stem(ready.path.name), None
         if model is None:
-            model = found[identity] = StoredModel(name)
+            model = models[identity] = StoredModel(name)
         model.name = min(model.name, name, key=len)
         model.files[quant] = ready.path.absolute()
-    return list(found.values())
+    return list(models.values())
 
 
 def _identity(header: GgufHeader, name: str) -> object:

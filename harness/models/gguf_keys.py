@@ -6,13 +6,13 @@ not read does no harm. Pure.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from harness.models.yarn import TRUNCATED
+from harness.theory.config_settings import MOST_THETA, MOST_TOKENS, Settings, settings_of
 from harness.theory.decoder import Decoder
-from harness.theory.hf_config import MOST_THETA, MOST_TOKENS, Settings, settings_of
 
 Value = int | float | str | list[int]
 # Where config.json has no such key: configuration_*.py of transformers.
@@ -106,9 +106,9 @@ def rotary_of(config: Mapping[str, Any]) -> Rotary:
     """Read config.json in transformers 4's keys or in 5's; of layers without a window, if those differ.
     Raises ConfigJsonError."""
     whole = settings_of(config, "config.json")
-    given = settings_of(whole.get("rope_parameters") or {}, "rope_parameters")
-    given = settings_of(given.get("full_attention", given), "rope_parameters.full_attention")
-    scaling = settings_of(whole.get("rope_scaling") or given, "rope_scaling")
+    rope = settings_of(whole.get("rope_parameters") or {}, "rope_parameters")
+    rope = settings_of(rope.get("full_attention", rope), "rope_parameters.full_attention")
+    scaling = settings_of(whole.get("rope_scaling") or rope, "rope_scaling")
 
     def holder(first: Settings, key: str) -> Settings:
         return first if first.get(key) is not None else whole
@@ -117,8 +117,8 @@ def rotary_of(config: Mapping[str, Any]) -> Rotary:
     usual = _THETA.get(str(whole.get("model_type")), 10_000.0)
     return Rotary(
         kind=str(scaling.get("rope_type", scaling.get("type", "default"))),
-        theta=holder(given, theta).number(theta, MOST_THETA, usual),
-        partial=holder(given, partial).number(partial, 1.01, 1.0),
+        theta=holder(rope, theta).number(theta, MOST_THETA, usual),
+        partial=holder(rope, partial).number(partial, 1.01, 1.0),
         factor=scaling.number("factor", 1e6, default=1.0),
         truncate=scaling.get("truncate") is not False,
         original=holder(scaling, original).count(original, most=MOST_TOKENS, default=0, least=0),
@@ -130,46 +130,3 @@ def rotary_of(config: Mapping[str, Any]) -> Rotary:
 
 def head_dim_of(config: Mapping[str, Any]) -> int:
     return int(config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"])
-
-
-# YaRN's rotary frequencies, which llama.cpp computes with the ends of its range rounded to whole dimensions;
-# transformers does not round them where config.json says `truncate: false`, as gpt-oss's does.
-# Formulas: ggml_rope_yarn_corr_dims and rope_yarn of ggml; _compute_yarn_parameters of transformers.
-
-TRUNCATED = "harness.yarn_truncate"
-"""The key, after the architecture's name, for `truncate` in a GGUF made here: 1 or 0."""
-UNTRUNCATED = "gpt-oss"  # every published config.json of this architecture has `truncate: false`
-_FAST, _SLOW = 32.0, 1.0  # rotations; beta_fast and beta_slow of both
-
-
-def yarn_difference(metadata: Mapping[str, Any]) -> float:
-    """The largest share by which a frequency in llama.cpp is off that of the model's config.json; 0: none is.
-    `metadata`: of a GGUF."""
-    arch = metadata.get("general.architecture")
-
-    def of(key: str) -> Any:
-        return metadata.get(f"{arch}.{key}")
-
-    truncated = of(TRUNCATED)
-    if of("rope.scaling.type") != "yarn" or (arch != UNTRUNCATED if truncated is None else truncated):
-        return 0.0
-    named = ("rope.dimension_count", "rope.freq_base", "rope.scaling.original_context_length")
-    given = (of(named[0]) or of("attention.key_length"), *map(of, named[1:]), of("rope.scaling.factor"))
-    if not all(isinstance(each, (int, float)) and math.isfinite(each) and each > 1 for each in given):
-        return 0.0  # llama.cpp refuses it, or does not scale
-    dims, base, context, factor = given
-
-    def end(rotations: float) -> float:
-        return float(dims * math.log(context / (rotations * 2 * math.pi)) / (2 * math.log(base)))
-
-    low, high = end(_FAST), end(_SLOW)
-    exact = _scales(int(dims), factor, low, high)
-    rounded = _scales(int(dims), factor, math.floor(low), math.ceil(high))
-    return max(abs(mine / theirs - 1) for mine, theirs in zip(rounded, exact, strict=True))
-
-
-def _scales(dims: int, factor: float, low: float, high: float) -> list[float]:
-    """The factor on the frequency of each pair of dimensions."""
-    first, last = max(low, 0), min(high, dims - 1)
-    shares = (min(1.0, max(0.0, (i - first) / max(0.001, last - first))) for i in range(max(1, dims // 2)))
-    return [1 - share + share / factor for share in shares]

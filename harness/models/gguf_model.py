@@ -9,11 +9,12 @@ from collections import defaultdict
 from collections.abc import Iterable
 from pathlib import Path
 
-from harness.base import bounds, data
+from harness.base import bounds
 from harness.models import gguf, not_a_model
 from harness.models.gguf import GgufError, GgufHeader
-from harness.theory.decoder import Cache, Decoder, Layer, Piece, dense, in_runs
-from harness.theory.hf_config import shown
+from harness.theory.config_settings import shown
+from harness.theory.decoder import Decoder, dense, in_runs
+from harness.theory.layer_parts import Cache, Layer, Piece
 from harness.theory.tensors import of_shape
 
 # llama.cpp's dense architectures with a gated feed-forward and RMS norms alone (Mistral 7B is a llama there).
@@ -135,9 +136,7 @@ _MATRICES = ["attn_k", "attn_v", "attn_qkv", "attn_output", "attn_kv_a_mqa", "ss
 # `all_tokens_every` attends to all tokens, the others to a window (llama4: to a chunk); 0: all layers have
 # one; empty: none has. `window`: where a file names none. Source: set_swa_pattern in src/models/*.cpp of
 # llama.cpp.
-_DECODERS = {
-    row["architecture"]: row for row in data.rows("gguf_architectures.csv") if row["kind"] == "decoder"
-}
+_DECODERS = {name: row for name, row in not_a_model.ARCHITECTURES.items() if row["kind"] == "decoder"}
 
 
 def check_is_model(path: Path, header: GgufHeader) -> None:
@@ -227,9 +226,9 @@ def _experts(header: GgufHeader) -> tuple[int, int]:
     used = header.count("expert_used_count") or 0
     if not stacked and not count:
         return 0, 0
-    for name, held in stacked.items():
-        if held != count:
-            raise Contradiction(f"has {held} experts in {name[:60]}, and its expert_count is {count}")
+    for name, stored in stacked.items():
+        if stored != count:
+            raise Contradiction(f"has {stored} experts in {name[:60]}, and its expert_count is {count}")
     if not 0 < used <= count:
         raise Contradiction(f"uses {used} of {count} experts for a token")
     return count, used
@@ -278,7 +277,7 @@ def _cache(header: GgufHeader, number: int, pieces: list[Piece], layers: int) ->
 def _window(header: GgufHeader, number: int) -> tuple[int | None, bool]:
     """A layer's window, and whether the window is a chunk."""
     row = _DECODERS[header.architecture]
-    every, window = row["all_tokens_every"], window_of(header) or int(row["window"] or 0)
-    if not every or not window or (int(every) and (number + 1) % int(every) == 0):
+    period, window = row["all_tokens_every"], window_of(header) or int(row["window"] or 0)
+    if not period or not window or (int(period) and (number + 1) % int(period) == 0):
         return None, False
     return window, header.architecture == "llama4"

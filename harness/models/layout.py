@@ -15,8 +15,8 @@ from harness.base import data
 from harness.models import gguf_keys
 from harness.models.gguf_keys import Rotary, Value, head_dim_of, rotary_of
 from harness.theory.architectures import decoder_of, text_model
+from harness.theory.config_settings import Settings, shown
 from harness.theory.decoder import Decoder, dense_fields
-from harness.theory.hf_config import Settings, shown
 from harness.theory.tensors import of_shape
 
 Config = Mapping[str, Any]
@@ -182,19 +182,19 @@ def of(config: Config) -> Layout:
         raise NoLayout(f"{kind} is neither synthesized nor converted here; known: {', '.join(KINDS)}")
     text = Settings({"tie_word_embeddings": model.tied, **text, "model_type": kind})
     if model.arch in ("lfm2", "lfm2moe"):  # transformers' lfm2_moe has no other key for it
-        attends = (bool(each.cache.k) for each in model.layers())
+        attends = (bool(layer.cache.k) for layer in model.layers())
         text["layer_types"] = ["full_attention" if attention else "conv" for attention in attends]
     sized = text | {"head_dim": model.head_dim} if model.is_dense else text
     head_dim = head_dim_of(sized)
     rows = [_row(tensor.name, tensor.type, tensor.dims, kind, head_dim) for tensor in of_shape(model)]
     if factors := _rope_factors(rotary_of(text), head_dim) if model.is_dense else ():
         rows.insert(0, Row("rope_freqs.weight", "f32", (len(factors),), "", "constant", values=factors))
-    kept = {
+    of_text = {
         key: value for key, value in text.items() if key not in _LEFT_OUT and not key.startswith("harness_")
     }
     padding = {} if model.is_dense else {"pad_token_id": None}
     return Layout(
-        config={"architectures": [family.causal], **padding, **kept, "torch_dtype": "bfloat16"},
+        config={"architectures": [family.causal], **padding, **of_text, "torch_dtype": "bfloat16"},
         architecture=model.arch,
         metadata=gguf_keys.metadata_keys(sized, model),
         rows=tuple(rows),

@@ -21,9 +21,9 @@ def main(path: str, count: int, memory_bytes: int, cpu_s: int) -> None:
     """Print {"ids": the first `count` of them, "bos": as bos_of}, or {"error": a clause}. Past a limit the
     process dies (Windows has none)."""
     if sys.platform != "win32":
-        for what, most in ((resource.RLIMIT_DATA, memory_bytes), (resource.RLIMIT_CPU, cpu_s)):
-            hard = resource.getrlimit(what)[1]  # -1: none
-            resource.setrlimit(what, (most if hard < 0 else min(most, hard), hard))
+        for resource_kind, most in ((resource.RLIMIT_DATA, memory_bytes), (resource.RLIMIT_CPU, cpu_s)):
+            hard = resource.getrlimit(resource_kind)[1]  # -1: none
+            resource.setrlimit(resource_kind, (most if hard < 0 else min(most, hard), hard))
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # it ends with the controller
@@ -48,24 +48,24 @@ def read_special_as_text(tokenizer: "Tokenizer") -> None:
     (does_token_look_special of convert_hf_to_gguf.py)."""
     added = tokenizer.get_added_tokens_decoder().values()
     by_form = [
-        each.content for each in added if each.content.startswith("<|") and each.content.endswith("|>")
+        token.content for token in added if token.content.startswith("<|") and token.content.endswith("|>")
     ]
     tokenizer.add_special_tokens(by_form)
     tokenizer.encode_special_tokens = True
 
 
 def bos_of(tokenizer: "Tokenizer", settings_path: Path) -> int | None:
-    """The id that belongs in front of a text; None: none. As in llama.cpp's converter (gguf-py, vocab.py), a
+    """The id that belongs in front of a text; None: none. As in llama.cpp's converter (gguf-py), a
     setting in tokenizer_config.json precedes the post-processor of tokenizer.json."""
     with_special, alone = (tokenizer.encode("a", add_special_tokens=added).ids for added in (True, False))
     in_front = with_special[0] if with_special and with_special[1 : 1 + len(alone)] == alone else None
     settings = json.loads(settings_path.read_text("utf-8")) if settings_path.is_file() else {}
-    if not isinstance(wanted := settings.get("add_bos_token"), bool):
+    if not isinstance(adds_bos := settings.get("add_bos_token"), bool):
         return in_front
     named = settings.get("bos_token")
     named = named.get("content") if isinstance(named, dict) else named
     by_name = tokenizer.token_to_id(named) if isinstance(named, str) else None
-    return (in_front if by_name is None else by_name) if wanted else None
+    return (in_front if by_name is None else by_name) if adds_bos else None
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ from pathlib import Path
 from harness.base import bounds, files
 from harness.base.files import JsonFileError, drop, matching, reason
 from harness.base.text import list_named
-from harness.models import fingerprints, gguf, gguf_model, not_a_model, safetensors_files
+from harness.models import fingerprints, gguf, gguf_model, not_a_model, safetensors_files, split_gguf
 from harness.models.config_json import CONFIG, parsed, quantization_beside, settings_in
 from harness.models.fingerprints import TOKENIZER
 from harness.models.gguf import GgufError
@@ -24,9 +24,13 @@ from harness.models.gguf_model import Contradiction, is_mixture_gguf
 from harness.models.safetensors_files import FLOATS, SafetensorsError
 from harness.models.stored_sizes import check_copy, check_counts, check_dims, is_draft
 from harness.theory.architectures import decoder_of
+from harness.theory.config_settings import NoShape, shown
 from harness.theory.decoder import Decoder, parameters
-from harness.theory.hf_config import DENSE, NoShape, Quantization, packing_of, quantization_of, shown
-from harness.theory.tensors import KINDS, Packing, Sizes, Tensor, bytes_by_type, is_of_experts, read_in_part
+from harness.theory.hf_config import DENSE
+from harness.theory.packed_sizes import KINDS, Packing
+from harness.theory.packing_settings import packing_of
+from harness.theory.quantization import Quantization, quantization_of
+from harness.theory.tensors import Sizes, Tensor, bytes_by_type, is_of_experts, read_in_part
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"  # the names that transformers loads
 ADAPTER = "adapter_config.json"
@@ -162,27 +166,27 @@ class Ready:
     def sizes(self) -> Sizes:
         """Bytes and elements as loaded, by type; packed tensors by kind. Layers that draft tokens count in a
         GGUF, as llama.cpp counts them. Raises WeightsError for packed tensors of unknown layers."""
-        kept = self.tensors if self.header else self.loaded
-        every = tuple(self.header.tensors.values()) if self.header else kept
+        decoded = self.tensors if self.header else self.loaded
+        stored = tuple(self.header.tensors.values()) if self.header else decoded
         if self.is_packed and self.decoder is None:
             raise WeightsError(f"{self.path}: is packed, and the sizes of its architecture are not known")
         by_type = bytes_by_type(
             replace(tensor, type=kind) if (kind := tensor.name.rpartition(".")[2]) in KINDS else tensor
-            for tensor in every
+            for tensor in stored
         )
         model_bytes = sum(by_type.values())
-        draft_bytes = model_bytes - sum(tensor.bytes for tensor in kept)
-        embeddings = (t for t in kept if t.part == "embedding" and not t.name.startswith("per_layer"))
+        draft_bytes = model_bytes - sum(tensor.bytes for tensor in decoded)
+        embeddings = (t for t in decoded if t.part == "embedding" and not t.name.startswith("per_layer"))
         return {
             "model_bytes": model_bytes,
             "parameters": parameters(self.decoder)
             if self.is_packed and self.decoder
-            else sum(tensor.elements for tensor in every),
+            else sum(tensor.elements for tensor in stored),
             "bytes_by_type": by_type,
             "input_embedding_bytes": sum(tensor.bytes for tensor in embeddings),
             "tied": self.tied,
             **({"draft_bytes": draft_bytes} if draft_bytes else {}),  # type: ignore[typeddict-item]
-            **read_in_part(kept),  # type: ignore[typeddict-item]
+            **read_in_part(decoded),  # type: ignore[typeddict-item]
         }
 
 
@@ -190,7 +194,7 @@ def local(path: Path) -> Ready:
     """Open the weights of a GGUF file, of a checkpoint's folder, or of a folder with one GGUF in it. A name
     that is no file may be a glob, or in another case, of one GGUF. Raises WeightsError."""
     try:
-        matches = gguf.whole_file(matching(path))
+        matches = split_gguf.whole_file(matching(path))
         if len(matches) > 1:
             names = list_named([match.name for match in matches], 3)
             raise WeightsError(f"{path}: matches {len(matches)} files: {names}")
@@ -332,14 +336,14 @@ def _folder(folder: Path, needs_shape: bool) -> Ready:
     if INDEX in names:
         index = _weight_map(folder / INDEX)
         return _safetensors(folder, sorted(set(index.values())), index, config, needs_shape)
-    ggufs = gguf.whole_file([folder / name for name in names if name.endswith(".gguf")])
+    ggufs = split_gguf.whole_file([folder / name for name in names if name.endswith(".gguf")])
     if len(ggufs) > 1:
         ggufs = [path for path in ggufs if not gguf_model.is_other_kind(path)]
     if len(ggufs) == 1:
         return read(ggufs[0])
     if ggufs:
-        held = list_named([path.name for path in ggufs], 4)
-        raise WeightsError(f"{folder}: has {len(ggufs)} GGUF models ({held}): name one of them")
+        listed = list_named([path.name for path in ggufs], 4)
+        raise WeightsError(f"{folder}: has {len(ggufs)} GGUF models ({listed}): name one of them")
     if cut := next((clause for name in names if (clause := not_a_model.piece(folder / name))), None):
         raise WeightsError(f"{folder}: holds pieces of a model: each {cut}")
     if any(_UNREADABLE.fullmatch(name) for name in names):
@@ -366,7 +370,7 @@ def snapshots(repository: Path) -> tuple[Path | None, list[Path]]:
 
 
 def _gguf(path: Path) -> Ready:
-    header = gguf.read_whole(path)
+    header = split_gguf.read_whole(path)
     gguf_model.check_is_model(path, header)
     decoder = gguf_model.decoder_of(header)
     if decoder is None and is_mixture_gguf(header):

@@ -14,11 +14,11 @@ from harness.models.fingerprints import digest
 from harness.models.layout import Layout, NoLayout
 from harness.models.locate import WeightsError, WeightsUnavailable, cached
 from harness.stacks.header import Options
-from harness.theory import tensors
+from harness.theory import ggml_quants
+from harness.theory.config_settings import ConfigJsonError
 from harness.theory.decoder import Decoder, dense_fields
-from harness.theory.hf_config import ConfigJsonError
 from harness.theory.known_models import Described
-from harness.theory.tensors import USUAL_GROUP, Packing, linears
+from harness.theory.packed_sizes import USUAL_GROUP, Packing, linears
 
 # Bump each when its job makes other values of the same source.
 # 2: a Hugging Face checkpoint, from which GGUF files are converted; 1 was a GGUF.
@@ -35,10 +35,10 @@ _GROUPS = (USUAL_GROUP, 64, 32)
 
 def synthetic_name(model: Described, seed: int) -> str:
     """The identity of a synthetic model: shape or config.json, seed and generator version."""
-    known = (
+    identity = (
         {"config": layout_of(model.config).config} if model.config else {"shape": dense_fields(model.decoder)}
     )
-    return "synthetic-" + digest({**known, "seed": seed, "synthesis": SYNTHESIS})
+    return "synthetic-" + digest({**identity, "seed": seed, "synthesis": SYNTHESIS})
 
 
 def checkpoint_folder(name: str) -> Path:
@@ -75,12 +75,12 @@ def unpacked_path(source: str) -> Path:
     return cache_folder() / "weights" / digest([source, "unpacked", UNPACKING]) / "f16"
 
 
-def grouped_layers(requested: Packing, made: Decoder) -> Packing:
+def grouped_layers(requested: Packing, decoder: Decoder) -> Packing:
     """The requested packing with the largest group size that divides every matrix's input.
 
     Raises WeightsError.
     """
-    widths = sorted({tensor.dims[1] for tensor in linears(made)})
+    widths = sorted({tensor.dims[1] for tensor in linears(decoder)})
     for group_size in _GROUPS:
         if all(width % group_size == 0 for width in widths):
             return replace(requested, group_size=group_size)
@@ -107,20 +107,20 @@ def layout_of(config: layout.Config, form: str = "hf") -> Layout:
         raise WeightsUnavailable(str(why)) from why
 
 
-def synthetic_bytes(made: Decoder, quant: str) -> int:
+def synthetic_bytes(decoder: Decoder, quant: str) -> int:
     """Bytes of the tensors of a synthetic file; a dense one stands in for a published one."""
-    return tensors.model_bytes(made, quant, as_published=made.is_dense)
+    return ggml_quants.model_bytes(decoder, quant, as_published=decoder.is_dense)
 
 
 def quantized_bytes(header: gguf.GgufHeader, quant: str) -> int:
     """Bytes of the tensors of a model's file once llama.cpp has quantized it."""
     decoder = gguf_model.decoder_of(header)
     if decoder and not decoder.is_dense:
-        return tensors.model_bytes(decoder, quant)
+        return ggml_quants.model_bytes(decoder, quant)
     heads = header.count("attention.head_count") or 1
     cache = header.attention() or {"layers": 0, "kv_heads": heads}
-    mix = tensors.Mix(header.architecture, cache["layers"], heads // cache["kv_heads"])
-    return sum(tensor.bytes for tensor in tensors.retyped([*header.tensors.values()], quant, mix))
+    mix = ggml_quants.Mix(header.architecture, cache["layers"], heads // cache["kv_heads"])
+    return sum(tensor.bytes for tensor in ggml_quants.retyped([*header.tensors.values()], quant, mix))
 
 
 @contextmanager

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from harness.base import data
-from harness.theory.hf_config import Settings
+from harness.theory.config_settings import Settings
 
 BYTES_NEEDED = 512
 """Bytes at a file's beginning that identify it; a Git LFS pointer is shorter."""
@@ -22,8 +22,8 @@ _PIECE = re.compile(
     r"|[0-9]{1,5}|a[a-z])",
     re.IGNORECASE,
 )
-# llama.cpp's architectures that only encode (LLM_ARCH_* with hparams.causal_attn false, or no decoder).
-_ENCODERS = {row["architecture"] for row in data.rows("gguf_architectures.csv") if row["kind"] == "encoder"}
+ARCHITECTURES = {row["architecture"]: row for row in data.rows("gguf_architectures.csv")}
+"""llama.cpp's. `kind`: decoder, or encoder (LLM_ARCH_* with hparams.causal_attn false, or no decoder)."""
 # transformers' model_type of such models.
 _ENCODER_TYPES = (
     *("albert", "bert", "camembert", "deberta", "deberta-v2", "distilbert", "electra", "ernie", "eurobert"),
@@ -53,12 +53,12 @@ def cause(start: bytes, size: int) -> str | None:
 
 def piece(path: Path) -> str | None:
     """A clause on a file that another tool has cut, by its name; None: it is none."""
-    found = _PIECE.fullmatch(path.name)
-    if found is None:
+    match = _PIECE.fullmatch(path.name)
+    if match is None:
         return None
-    whole = found["whole"]
+    whole = match["whole"]
     return (
-        f"is one piece ({found['number']}) of {whole}, cut by another tool than llama.cpp:"
+        f"is one piece ({match['number']}) of {whole}, cut by another tool than llama.cpp:"
         f" join all of them in order, as in cat PIECE1 PIECE2 > {whole}"
     )
 
@@ -74,7 +74,10 @@ def other_kind(metadata: Mapping[str, Any]) -> str | None:
         return "is an importance matrix (imatrix), not a model"
     if architecture == "controlvector":
         return "is a control vector, not a model"
-    if metadata.get(f"{architecture}.attention.causal") is False or architecture in _ENCODERS:
+    if (
+        metadata.get(f"{architecture}.attention.causal") is False
+        or ARCHITECTURES.get(architecture, {}).get("kind") == "encoder"
+    ):
         return encoder(architecture)
     return None
 

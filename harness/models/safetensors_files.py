@@ -66,14 +66,14 @@ def header_bytes(path: Path) -> int:
 def samples(paths: Iterable[Path], name: str) -> list[bytes]:
     """Samples of one tensor's values, from its beginning to its end. Raises SafetensorsError, OSError."""
     for path in paths:
-        at = 8 + header_bytes(path)
+        offset = 8 + header_bytes(path)
         for tensor in read_header(path).values():
             if tensor.name == name:
                 with path.open("rb") as file:
                     values = []
                     for number in range(_SAMPLES):
-                        file.seek(at + tensor.bytes * number // _SAMPLES)
+                        file.seek(offset + tensor.bytes * number // _SAMPLES)
                         values.append(file.read(min(_SAMPLE_BYTES, tensor.bytes // _SAMPLES)))
                     return values
-            at += tensor.bytes
+            offset += tensor.bytes
     return []

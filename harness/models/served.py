@@ -74,13 +74,13 @@ def serving(address: str, key: str | None) -> dict[str, Path | None]:
 def ollama_models(address: str) -> dict[str, str | None]:
     """The models that Ollama has at an address, and their types. Raises NotServed."""
     rows = _got(address, "/api/tags", None, OLLAMA_WAIT_S).get("models")
-    found: dict[str, str | None] = {}
+    types: dict[str, str | None] = {}
     for row in rows if isinstance(rows, list) else []:
         if isinstance(row, dict) and isinstance(name := row.get("name"), str):
             details = row.get("details")
             kind = details.get("quantization_level") if isinstance(details, dict) else None
-            found[name] = kind if isinstance(kind, str) else None
-    return found
+            types[name] = kind if isinstance(kind, str) else None
+    return types
 
 
 def name_of(model: str) -> str:
@@ -153,18 +153,23 @@ def _listening(port: int) -> list[list[str]]:
     """The command lines of the processes that listen on a port of this machine, where they can be seen."""
     import psutil
 
-    found: list[list[str]] = []
+    commands: list[list[str]] = []
     with contextlib.suppress(psutil.Error, OSError):
-        for each in psutil.net_connections("tcp"):
-            if each.status == psutil.CONN_LISTEN and each.laddr and each.laddr.port == port and each.pid:
-                found.append(psutil.Process(each.pid).cmdline())
-    return sorted(found)
+        for connection in psutil.net_connections("tcp"):
+            if (
+                connection.status == psutil.CONN_LISTEN
+                and connection.laddr
+                and connection.laddr.port == port
+                and connection.pid
+            ):
+                commands.append(psutil.Process(connection.pid).cmdline())
+    return sorted(commands)
 
 
 def _here(path: object) -> Path | None:
-    found = Path(path) if isinstance(path, str) else Path()
+    file = Path(path) if isinstance(path, str) else Path()
     with contextlib.suppress(OSError, ValueError):  # of a name that no file can have
-        return found if found.is_absolute() and found.exists() else None
+        return file if file.is_absolute() and file.exists() else None
     return None
 
 

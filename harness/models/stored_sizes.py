@@ -11,8 +11,8 @@ from harness.base import bounds, files
 from harness.models import layout
 from harness.models.gguf_model import Contradiction, dims_text
 from harness.models.safetensors_files import FLOATS, samples
+from harness.theory.config_settings import ConfigJsonError
 from harness.theory.decoder import Decoder
-from harness.theory.hf_config import ConfigJsonError
 from harness.theory.tensors import Tensor
 
 LAYER = re.compile(r"(?:^|\.)layers\.([0-9]{1,9})\.")

@@ -2,24 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import math
-import statistics
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from pathlib import Path
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
-from typing_extensions import TypedDict
 
-from harness.analysis.columns import Cell as ColumnsCell
 from harness.analysis.quality import EQUAL_KLD
-from harness.base.data import RECOMMENDED
 from harness.recommend import evidence
 from harness.recommend.candidates import Candidate
-from harness.recommend.commands import measured_name
-from harness.recommend.evidence import DECODE, NORMAL_90, how_far_off
+from harness.recommend.evidence import DECODE, NORMAL_90
 from harness.recommend.least_squares import Floats
 from harness.recommend.quality_loss import Quality
 from harness.recommend.speed import Predictor
@@ -27,7 +20,7 @@ from harness.recommend.terms import family_name
 from harness.recommend.traits import Example, Range, Traits
 
 if TYPE_CHECKING:
-    from harness.dataset.study import Study
+    pass
 
 # Predictions of all candidates -> the answer: rows, ranked by a goal, with one sentence each. Pure.
 
@@ -80,17 +73,17 @@ class Ranked:
 
 
 def choices(
-    found: Sequence[Candidate],
+    offered: Sequence[Candidate],
     examples: Sequence[Example],
     context: int,
     quality: Callable[[Candidate], Quality | None],
     fitted: Predictor | None = None,
 ) -> list[Choice]:
     """Predict all candidates at once. `fitted`: to these examples, where it is asked again."""
-    fitted, traits = fitted or Predictor(examples), [each.traits for each in found]
-    start, deep = (fitted.steps([each.parts for each in found], n) for n in (1, context))
+    fitted, traits = fitted or Predictor(examples), [candidate.traits for candidate in offered]
+    start, deep = (fitted.steps([candidate.parts for candidate in offered], n) for n in (1, context))
     figures = zip(
-        found,
+        offered,
         start.ranges,
         deep.ranges,
         deep.unknowns,
@@ -100,16 +93,16 @@ def choices(
     )
     return [
         Choice(
-            candidate=each,
+            candidate=candidate,
             start=first.inverted(1e3),
             deep=last.inverted(1e3),
             first_short=short,
             first_deep=long,
-            quality=quality(each),
-            basis=basis(each, examples),
+            quality=quality(candidate),
+            basis=basis(candidate, examples),
             unknowns=unknowns,
         )
-        for each, first, last, unknowns, short, long in figures
+        for candidate, first, last, unknowns, short, long in figures
     ]
 
 
@@ -117,40 +110,44 @@ def basis(candidate: Candidate, examples: Sequence[Example]) -> str:
     """`measured`: this variant on the user's device; `other variants`: others of its kind of stack there;
     `other machines`: its kind of stack on others' devices of its family; `theory`: none of these. Of a
     variant in two memories, the weaker."""
-    return max((_basis(each, examples) for each in candidate.parts), key=BASES.index)
+    return max((_basis(part, examples) for part in candidate.parts), key=BASES.index)
 
 
-def _basis(wanted: Traits, examples: Sequence[Example]) -> str:
-    timed = [each.traits for each in examples if each.at_ms and each.traits.engine == wanted.engine]
-    here = [each for each in timed if not each.setup and each.device == wanted.device]
-    if any(_identity(each) == _identity(wanted) for each in here):
+def _basis(traits: Traits, examples: Sequence[Example]) -> str:
+    timed = [
+        example.traits for example in examples if example.at_ms and example.traits.engine == traits.engine
+    ]
+    here = [measured for measured in timed if not measured.setup and measured.device == traits.device]
+    if any(_identity(measured) == _identity(traits) for measured in here):
         return MEASURED
     if here:
         return HERE_TOO
-    family = family_name(wanted)
-    elsewhere = (family, DECODE) in evidence.table() or any(family_name(each) == family for each in timed)
+    family = family_name(traits)
+    elsewhere = (family, DECODE) in evidence.table() or any(
+        family_name(measured) == family for measured in timed
+    )
     return ELSEWHERE if elsewhere else THEORY
 
 
-def _identity(of: Traits) -> tuple[str | int, ...]:
+def _identity(traits: Traits) -> tuple[str | int, ...]:
     """What makes it the same variant on the same device."""
-    return of.group, of.device, of.model, of.type, of.layers, of.software
+    return traits.group, traits.device, traits.model, traits.type, traits.layers, traits.software
 
 
-def ranked(found: Sequence[Choice], goal: str, most: int) -> list[Ranked]:
+def ranked(offered: Sequence[Choice], goal: str, most: int) -> list[Ranked]:
     """At most so many choices that fit, best first. The best of each goal come first, led by the requested
     goal; then choices that no other beats in both speed and quality (or bits, where quality is unknown). By
     quality, the best is followed by these alone, in its order."""
-    fitting = [each for each in found if each.candidate.fits]
+    fitting = [choice for choice in offered if choice.candidate.fits]
     if not fitting:
         return []
     # 16 bits keep quality, but are no answer where of nothing else quality is known: they would always win.
-    rated = any(each.quality for each in fitting if not each.candidate.is_whole)
+    rated = any(choice.quality for choice in fitting if not choice.candidate.is_whole)
     keys: Mapping[str, Callable[[Choice], tuple[float, ...]]] = {
         "speed": _pace,
-        "quality": lambda each: (*_goodness(each), *_pace(each)),
-        "context": lambda each: (each.candidate.longest or 0, *_pace(each)),
-        "balance": lambda each: (_balanced(each, rated), *_pace(each)),
+        "quality": lambda choice: (*_goodness(choice), *_pace(choice)),
+        "context": lambda choice: (choice.candidate.longest or 0, *_pace(choice)),
+        "balance": lambda choice: (_balanced(choice, rated), *_pace(choice)),
     }
     fastest = max(fitting, key=keys["balance"])
     leads: dict[int, list[str]] = {}
@@ -163,23 +160,26 @@ def ranked(found: Sequence[Choice], goal: str, most: int) -> list[Ranked]:
             chosen.append(best)
         leads.setdefault(id(best), []).append(each_goal)
     front = sorted((c for c in fitting if not _dominated(c, fitting)), key=keys[goal], reverse=True)
-    shown = [*chosen, *(each for each in front if not any(each is other for other in chosen))][:most]
+    shown = [*chosen, *(choice for choice in front if not any(choice is other for other in chosen))][:most]
 
     def why(best: Choice) -> str:
         led = leads.get(id(best), [])
-        led = [each for each in led if each != "speed" or "balance" not in led]  # the fastest of fewer
-        rivals = [_rivals(each, best, shown, fitting, rated) for each in led]
-        reasons = [_reason(each, best, fastest, rated) + of for each, of in zip(led, rivals, strict=True)]
+        led = [order for order in led if order != "speed" or "balance" not in led]  # the fastest of fewer
+        rivals = [_rivals(order, best, shown, fitting, rated) for order in led]
+        reasons = [
+            _reason(order, best, fastest, rated) + rivals_text
+            for order, rivals_text in zip(led, rivals, strict=True)
+        ]
         return "; ".join(reasons) or "every faster one has fewer bits, per weight or in its cache"
 
-    return [Ranked(each, why(each)) for each in shown]
+    return [Ranked(choice, why(choice)) for choice in shown]
 
 
 def _best_of_alike(fastest: Choice, fitting: Sequence[Choice], rated: bool) -> Choice:
     """The one that loses least, as far as is known, of those that are about as fast."""
     rank, least = _balanced(fastest, rated), fastest.deep.value / ABOUT_AS_FAST
-    alike = [each for each in fitting if _balanced(each, rated) == rank and each.deep.value >= least]
-    return max(alike, key=lambda each: (*_goodness(each), *_pace(each)))
+    alike = [choice for choice in fitting if _balanced(choice, rated) == rank and choice.deep.value >= least]
+    return max(alike, key=lambda choice: (*_goodness(choice), *_pace(choice)))
 
 
 def _rivals(goal: str, best: Choice, shown: Sequence[Choice], fitting: Sequence[Choice], rated: bool) -> str:
@@ -193,8 +193,8 @@ def _rivals(goal: str, best: Choice, shown: Sequence[Choice], fitting: Sequence[
         alike = goal == "speed" or _balanced(other, rated) == _balanced(best, rated)
         return alike and not best.is_faster(other)
 
-    rivals = [each for each in fitting if each is not best and is_rival(each)]
-    numbers = [str(n) for n, each in enumerate(shown, 1) if any(each is other for other in rivals)]
+    rivals = [choice for choice in fitting if choice is not best and is_rival(choice)]
+    numbers = [str(n) for n, choice in enumerate(shown, 1) if any(choice is other for other in rivals)]
     parts = [f"row{'s' * (len(numbers) > 1)} {', '.join(numbers)}"] if numbers else []
     if hidden := len(rivals) - len(numbers):
         parts.append(f"{hidden} other{'s' * (hidden > 1)}" + " not shown" * (not numbers))
@@ -259,10 +259,10 @@ def _balanced(choice: Choice, rated: bool) -> int:
     """How likely its quality is kept: known to be; unknown, with bits of which most models lose little; the
     same but for the cache; neither. `rated`: whether quality is known of any that is quantized; if not, bits
     alone count."""
-    candidate, known = choice.candidate, choice.quality
-    if rated and (candidate.is_whole or (known is not None and known.kept)):
+    candidate, quality = choice.candidate, choice.quality
+    if rated and (candidate.is_whole or (quality is not None and quality.kept)):
         return KEPT
-    if known is not None or candidate.bits < LEAST_BITS:
+    if quality is not None or candidate.bits < LEAST_BITS:
         return UNLIKELY
     return ENOUGH if candidate.keeps_cache else SMALL_CACHE
 
@@ -282,102 +282,3 @@ def _dominated(choice: Choice, others: Sequence[Choice]) -> bool:
 
 def _merits(choice: Choice) -> tuple[float, ...]:
     return _pace(choice)[0], choice.candidate.bits, choice.candidate.keeps_cache
-
-
-# Outcomes: predictions that were measured later, stored with the records, and their errors so far.
-
-HEADING = "predictions"
-
-
-def with_predictions(study: Study, folders: Iterable[Path]) -> Study:
-    """The study with outcomes of predictions that `harness recommend --prove` stored in these results."""
-    outcomes = [sentence for folder in folders if (sentence := outcomes_so_far(folder))]
-    if not outcomes:
-        return study
-    known = [how_far_off(family) for family, phase in evidence.table() if phase == DECODE]
-    return replace(study, further_methods={**study.further_methods, HEADING: [*outcomes, *known]})
-
-
-NAME = "outcomes.jsonl"  # in the folder RECOMMENDED of the results
-
-
-class Outcome(TypedDict):
-    """Tokens per second at the last position of `context`, predicted with its interval, and measured."""
-
-    model: str
-    stack: str
-    variant: str
-    device: str
-    context: int
-    predicted: float
-    low: float
-    high: float
-    measured: float
-
-
-def outcome_of_choice(choice: Choice, windows: Sequence[ColumnsCell], context: int) -> Outcome | None:
-    """Pair a prediction with the latest measurement at its context; null: there is none."""
-    cell, found = choice.candidate.cell, choice.deep
-    wanted = cell.model.name, cell.variant.stack, measured_name(cell)
-    mine = [
-        row for row in windows if (row["model"], row["stack"], row["variant"]) == wanted and row["depths"]
-    ]
-    for row in sorted(mine, key=lambda row: row["started_utc"], reverse=True):
-        for at in row["depths"]["at"] if row["depths"] else []:
-            if at["depth"] == context - 1 and row["status"] == "ok":
-                return {
-                    "model": wanted[0],
-                    "stack": wanted[1],
-                    "variant": wanted[2],
-                    "device": choice.candidate.traits.device,
-                    "context": context,
-                    "predicted": found.value,
-                    "low": found.low,
-                    "high": found.high,
-                    "measured": at["tokens_per_s"],
-                }
-    return None
-
-
-def outcome_sentence(choice: Choice, outcome: Outcome | None) -> str:
-    """Compare a prediction with its measurement."""
-    found = choice.deep
-    predicted = f"{choice.title}: predicted {found.value:.3g} tok/s ({found.low:.3g} to {found.high:.3g})"
-    if outcome is None:
-        return f"{predicted}, no measurement is ok"
-    return f"{predicted}, measured {outcome['measured']:.3g}: off by {error(outcome):+.1%}"
-
-
-def error(outcome: Outcome) -> float:
-    """Predicted over measured, less 1."""
-    return outcome["predicted"] / outcome["measured"] - 1
-
-
-def keep_outcome(results: Path, outcome: Outcome) -> None:
-    """Append an outcome."""
-    with (results / RECOMMENDED / NAME).open("a", encoding="utf-8") as file:
-        file.write(json.dumps(outcome) + "\n")
-
-
-def outcomes_so_far(results: Path) -> str | None:
-    """The error of all predictions that were measured; null without any. A damaged line does not count."""
-    try:
-        lines = (results / RECOMMENDED / NAME).read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError):
-        return None
-    errors, inside = [], 0
-    for line in lines:
-        try:
-            outcome: Outcome = json.loads(line)
-            off, lies_in = abs(error(outcome)), outcome["low"] <= outcome["measured"] <= outcome["high"]
-        except (ValueError, KeyError, TypeError, ZeroDivisionError):
-            continue
-        if math.isfinite(off):
-            errors.append(off)
-            inside += lies_in
-    if not errors:
-        return None
-    return (
-        f"of {len(errors)} predictions that were measured, {inside} lie in their interval; median error "
-        f"{statistics.median(errors):.1%}, largest {max(errors):.1%}"
-    )

@@ -1,275 +1,48 @@
-"""What could run on a machine."""
+"""Every way to run a model on a device: the variants that stacks offer, which fit, and how much context."""
 
 from __future__ import annotations
 
 import json
-import re
-from bisect import bisect_left
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from typing_extensions import TypedDict
-
-from harness.campaign.forecast import Device
 from harness.campaign.loaded_model import bytes_of_shape, engine_of, held_model, kv_element_bytes
 from harness.config import Decode, Model, Variant
 from harness.config.experiment import Scalar
 from harness.config.mistakes import Mistakes
 from harness.config.plan import Cell, known_failures
 from harness.config.variants import expanded, varied
+from harness.recommend.places import Place
+from harness.recommend.sides import (
+    EXPERTS_OPTION,
+    OPTION,
+    Side,
+    Split,
+    by_experts,
+    by_layers,
+    first_that_fits,
+    sides_of,
+)
 from harness.recommend.traits import (
-    BEFORE_TENSOR_CORES,
-    BOARD,
-    DENSE,
-    EXPERTS,
-    FUSED,
     GGML,
-    STATES,
-    TORCH,
     Traits,
 )
+from harness.recommend.variant_costs import _BYTES_16, cost_group, engine, kind_of_model
 from harness.stacks.header import Header, Options, stacks
 from harness.theory import decoder, floors
 from harness.theory import memory as theory_memory
 from harness.theory.decoder import Decoder, lm_head_params
-from harness.theory.floors import MOVED_STATE, Demand, Reach
-from harness.theory.machines import Machine
-from harness.theory.memory import BITSANDBYTES, LLAMA_CPP, OF_MIXTURES, Placement, released_in
-from harness.theory.public_speeds import maker
+from harness.theory.floors import MOVED_STATE, Demand
+from harness.theory.ggml_quants import quantized
+from harness.theory.loaded_sizes import loaded_bytes
+from harness.theory.memory import LLAMA_CPP
+from harness.theory.memory_choices import OF_MIXTURES, released_in
 from harness.theory.rows import is_quantized
-from harness.theory.tensors import (
-    FORMATS,
-    Packing,
-    Tensor,
-    is_of_experts,
-    loaded_bytes,
-    of_shape,
-    packed_bytes,
-    quantized,
-    streamed_bytes,
-)
-
-# Traits for predictions: the costs of a model in a variant, and which variants share costs.
-
-
-NOT_REPACKED = "not repacked"
-_PLAIN = "f16"
-_BYTES_16 = 2
-# Of a CPU, in the time of a byte: of 8 cores at 4 GHz with AVX2, 32 operations a cycle, beside two channels
-# of DDR4-3200.
-_CPU_OPERATIONS = 20.0
-
-
-class OfModel(TypedDict):
-    """The traits that all variants of a model share, except the bytes of its weights."""
-
-    layers: int
-    reaches: tuple[Reach, ...]
-    pass_flops: float
-    kind: str
-
-
-def kind_of_model(made: Decoder, kv_bytes_per_token: float) -> OfModel:
-    """The shared traits of a model with so many bytes of cache a token."""
-    return kind_of_demand(floors.with_kv(floors.demand_of_bits(made, 16), kv_bytes_per_token), made.count)
-
-
-def kind_of_demand(needs: Demand, layers: int) -> OfModel:
-    """The shared traits of a model by what it demands."""
-    return {
-        "layers": layers,
-        "reaches": needs.reaches,
-        "pass_flops": needs.flops_per_token,
-        "kind": STATES if needs.state_bytes else EXPERTS if needs.experts else DENSE,
-    }
-
-
-def cost_group(header: Header, variant: str, options: Options) -> str:
-    """The stack, and the options that decide its kernels. `options`: of llama.cpp, resolved; empty for the
-    defaults. Names of the published study count as the variants of today."""
-    if header.memory != LLAMA_CPP:
-        return f"{header.stack} {header.published.get(variant, variant)}"
-    cache = [str(options.get(name, _PLAIN)) for name in ("type_k", "type_v")]
-    parts = [header.stack, *(["flash"] if options.get("flash_attn") else [])]
-    parts += [each for each in dict.fromkeys(cache) if each != _PLAIN]
-    return " ".join([*parts, *([NOT_REPACKED] if options.get("repack") is False else [])])
-
-
-def engine(header: Header, of_group: str) -> str:
-    """The kind of engine that runs a group."""
-    if header.memory == LLAMA_CPP:
-        return GGML
-    return FUSED if any(part in of_group for part in header.fused) else TORCH
-
-
-def maker_of(machine: Machine) -> str:
-    """Whose GPU it is, or the kind of CPU; empty: unknown. Boards that were measured have Arm CPUs."""
-    is_arm_board = machine.family == "cpu" and machine.board and machine.cpu_kind in ("", "Arm")
-    return BOARD if is_arm_board else maker(machine)
-
-
-def generation(machine: Machine) -> str:
-    """The generation of a machine's GPU; empty: unknown. NVIDIA's with HBM have a minor version of 0."""
-    if machine.family == "metal":
-        return next((word[:2] for word in machine.name.split() if re.match(r"M\d", word)), "")
-    if other := re.match(r"Arc|Radeon RX \d", machine.name):
-        return other[0]
-    major, minor = machine.compute_capability or (0, 0)
-    if "GTX 10" in machine.name or 0 < major < 7:
-        return BEFORE_TENSOR_CORES
-    return "HBM" if major in (7, 8, 9, 10) and not minor else f"{major}.{minor}" if major else ""
-
-
-def prompt_flops(machine: Machine, family: str, packed: bool) -> float | None:
-    """The rate that prompts reach a share of. `family`: what runs the model; Vulkan unpacks all weights to 16
-    bits. A CPU's is not in its data sheet, and is taken for so many operations in the time of a byte."""
-    known = machine.kernel_flops(packed and family != "vulkan")
-    return cpu_flops(machine.bandwidth_bytes_per_s) if known is None and family == "cpu" else known
-
-
-def cpu_flops(bytes_per_s: float) -> float:
-    return bytes_per_s * _CPU_OPERATIONS
-
-
-def read_bytes(header: Header, made: Decoder, quant: str | None, bits: float | None) -> float | None:
-    """Bytes of weights that a decode step reads, in the format that a PyTorch stack loads; null for others.
-    `quant`: of bitsandbytes; `bits`: of a packed checkpoint. All stay 16 bits wide but the linear layers."""
-    tensors = of_shape(made)
-    if header.memory == BITSANDBYTES:
-        whole = float(loaded_bytes(tensors, "bf16", quant))
-    elif form := next((each for each in header.formats if each in FORMATS), None):
-        whole = float(sum(packed_bytes(tensors, Packing(form, int(bits or 4))).values()))
-    elif header.memory != LLAMA_CPP and header.formats:
-        whole = float(loaded_bytes(tensors, "bf16"))
-    else:
-        return None
-    return whole - (0 if made.tied else lm_head_params(made) * _BYTES_16)
-
-
-# A model in two memories: how many layers go where, and the bytes of each. Pure.
-
-
-OPTION, ALL, EXPERTS_OPTION = "gpu_layers", -1, "n_cpu_moe"
-
-
-@dataclass(frozen=True)
-class Side:
-    """The layers of one memory. `model`: as the stack holds it there; `read_bytes`: of a step."""
-
-    model: theory_memory.Model
-    read_bytes: float
-    expert_bytes: float
-
-
-@lru_cache(maxsize=1024)  # of many machines, the same divisions are tried
-def sides_of(
-    placement: Placement, made: Decoder, tensors: tuple[Tensor, ...], kv_element_bytes: float
-) -> tuple[Side, Side]:
-    """The GPU's and the CPU's."""
-    on_gpu, on_cpu = theory_memory.side_models(placement, made, tensors, kv_element_bytes)
-    gpu, cpu, computed = theory_memory.on_sides(placement, made, tensors)
-
-    def side(model: theory_memory.Model, held: Sequence[Tensor], read: Sequence[Tensor]) -> Side:
-        streamed = sum(streamed_bytes(each, made.tied, made.expert_share) for each in read)
-        return Side(model, streamed, sum(each.bytes for each in held if is_of_experts(each.name)))
-
-    return side(on_gpu, gpu, gpu), side(on_cpu, cpu, computed)
-
-
-def first_that_fits(placed: Sequence[Placement], fits: Callable[[Placement], bool]) -> Placement | None:
-    """Of placements that need ever less of the GPU; null: none fits."""
-    first = bisect_left(placed, True, key=fits)
-    return placed[first] if first < len(placed) else None
-
-
-def by_layers(made: Decoder) -> list[Placement]:
-    """The last layers on the GPU, ever fewer, and the output."""
-    return [Placement(gpu_layers=count + 1) for count in range(made.count - 1, 0, -1)]
-
-
-def by_experts(made: Decoder) -> list[Placement]:
-    """The experts of ever more layers on the CPU; none of a model without experts."""
-    return [Placement(count) for count in range(1, made.count + 1) if made.experts]
-
-
-@dataclass(frozen=True)
-class Split:
-    """`gpu_layers`: as llama.cpp counts them, the output among them; null: all, with the experts of
-    `n_cpu_moe` layers on the CPU. `traits`: of the CPU's part."""
-
-    gpu_layers: int | None
-    traits: Traits
-    memory_bytes: float
-    available_bytes: float
-    n_cpu_moe: int = 0
-
-    @property
-    def fits(self) -> bool:
-        return self.memory_bytes <= self.available_bytes
-
-
-# Where a model would run: a device, its bandwidth and rates, and a GPU's host CPU.
-
-
-@dataclass(frozen=True)
-class Place:
-    """Where a model would run. `bytes_per_s`: read bandwidth, `rates`: FLOP/s by whether weights are
-    quantized; None: unknown. `here`: the place is this machine. `host`: a GPU's host CPU and main memory,
-    which may hold layers; None: unknown. `generation`: of its chips; `maker`: of these; empty: unknown.
-    `unified`: a GPU and its CPU share the memory."""
-
-    device: Device
-    name: str
-    bytes_per_s: float
-    rates: dict[bool, float | None]
-    threads: int
-    here: bool = False
-    host: Place | None = None
-    generation: str = ""
-    maker: str = ""
-    unified: bool = False
-
-    @property
-    def devices(self) -> list[Place]:
-        """This place, and its host if known."""
-        return [self, *([self.host] if self.host else [])]
-
-    @property
-    def takes_host(self) -> bool:
-        """Whether it is a GPU next to the memory of a CPU."""
-        return self.device.family != "cpu" and not self.unified
-
-    @property
-    def available_bytes(self) -> float:
-        """Memory that a model can use."""
-        return float(self.device.memory_bytes or 0) - self.device.reserve_bytes
-
-
-def place_of(machine: Machine, name: str, threads: int) -> Place:
-    """A machine from a data sheet."""
-    device = Device(
-        machine.family,
-        name,
-        machine.memory_bytes,
-        machine.compute_capability,
-        reserve_bytes=machine.reserve.value,
-        reserve_for=machine.reserve.source.partition(",")[0],
-    )
-    rates = {quantized: prompt_flops(machine, machine.family, quantized) for quantized in (False, True)}
-    bandwidth = machine.bandwidth_bytes_per_s
-    return Place(
-        *(device, machine.name, bandwidth, rates, threads),
-        generation=generation(machine),
-        maker=maker_of(machine),
-        unified=machine.unified,
-    )
-
-
-# Every way to run a model on a device: the variants that stacks offer, which fit, and how much context.
-
+from harness.theory.split_weights import Placement
+from harness.theory.tensors import Tensor, of_shape
 
 PROMPT = 25  # tokens, as in the study
 WHOLE_BITS = 16  # per weight: the reference of quality
@@ -308,15 +81,15 @@ class InType:
 
 
 @lru_cache(maxsize=512)
-def in_type(made: Decoder, quant: str) -> InType:
+def in_type(model: Decoder, quant: str) -> InType:
     """A model as llama.cpp quantizes it, a dense one as the published study's."""
-    return _counted(made, quantized(made, quant, as_published=made.is_dense))
+    return _counted(model, quantized(model, quant, as_published=model.is_dense))
 
 
-def _counted(made: Decoder, tensors: Sequence[Tensor]) -> InType:
-    linear = [each for each in tensors if _is_linear(each)]
-    bits = 8 * sum(each.bytes for each in linear) / sum(each.elements for each in linear)
-    return InType(floors.demand_of_tensors(made, tensors), bits)
+def _counted(model: Decoder, tensors: Sequence[Tensor]) -> InType:
+    linear = [tensor for tensor in tensors if _is_linear(tensor)]
+    bits = 8 * sum(tensor.bytes for tensor in linear) / sum(tensor.elements for tensor in linear)
+    return InType(floors.demand_of_tensors(model, tensors), bits)
 
 
 def _is_linear(tensor: Tensor) -> bool:
@@ -326,7 +99,7 @@ def _is_linear(tensor: Tensor) -> bool:
 @dataclass(frozen=True)
 class Candidate:
     """A variant that can run. `memory_bytes`: at the requested context; `longest`: the longest context that
-    fits, at most the `trained` or the requested one; null: none fits. `bits`: per weight of the linear
+    fits, at most the `trained` or the requested one; None: none fits. `bits`: per weight of the linear
     layers, scales included. `split`: layers on the CPU besides, whose bytes do not count
     in `memory_bytes`. `type`: of the weights in a GGUF; empty for others."""
 
@@ -365,7 +138,7 @@ def candidates(subject: Subject, place: Place, context: int, chosen: Sequence[st
     """All that can run; `chosen`: on these stacks alone. Variants beyond their stack's limits, or there only
     for trials, are left out, and so are PyTorch's stacks for models that are not dense: their memory is
     unknown."""
-    found, able = [], _having(subject.stored, bool(chosen))
+    offered, able = [], _having(subject.stored, bool(chosen))
     for header in stacks().values():
         if (chosen and header.stack not in chosen) or not _runs_on(header, place.device.family, bool(chosen)):
             continue
@@ -375,24 +148,24 @@ def candidates(subject: Subject, place: Place, context: int, chosen: Sequence[st
             continue
         runnable: list[Cell] = []
         for cell in cells_of(subject, header, context):
-            if any(_differ_in_dtype_alone(cell, each) for each in runnable):
+            if any(_differ_in_dtype_alone(cell, other) for other in runnable):
                 continue
             if (candidate := candidate_of(subject, cell, place, context)) is not None:
                 runnable.append(cell)
-                found.append(candidate)
+                offered.append(candidate)
                 if not candidate.fits and place.host and cell.weights_format == "gguf":
-                    found += in_two(subject, candidate, place, context, by_layers(subject.made))
-                    found += in_two(subject, candidate, place, context, by_experts(subject.made))
-    return found
+                    offered += in_two(subject, candidate, place, context, by_layers(subject.made))
+                    offered += in_two(subject, candidate, place, context, by_experts(subject.made))
+    return offered
 
 
 def _having(stored: str | None, asked: bool) -> list[str]:
     """The stacks that load a GGUF of a type: those that have it, or all where none has. Unless it is asked
     for, one that offers nothing counts only where no other has the type."""
     of_gguf = [header for header in stacks().values() if header.weights == "gguf"]
-    having = [each for each in of_gguf if stored in each.options["quant"].choices] or of_gguf
-    offered = [each.stack for each in having if each.offers and not asked]
-    return offered or [each.stack for each in having]
+    having = [header for header in of_gguf if stored in header.options["quant"].choices] or of_gguf
+    offered = [header.stack for header in having if header.offers and not asked]
+    return offered or [header.stack for header in having]
 
 
 def _differ_in_dtype_alone(one: Cell, other: Cell) -> bool:
@@ -425,9 +198,9 @@ def cells_of(subject: Subject, header: Header, context: int) -> Iterator[Cell]:
 @lru_cache(maxsize=256)
 def _variants(stack: str, row: str) -> list[Variant]:
     mistakes = Mistakes(lambda loc: f"runners/{stack}.py: offers")
-    found = expanded({"stack": stack, **json.loads(row)}, (), [], Path(), mistakes)
+    variants = expanded({"stack": stack, **json.loads(row)}, (), [], Path(), mistakes)
     mistakes.stop_if_any()
-    return found
+    return variants
 
 
 def _offered(row: dict[str, Any], subject: Subject, header: Header) -> Iterator[dict[str, Any]]:
@@ -441,41 +214,41 @@ def _offered(row: dict[str, Any], subject: Subject, header: Header) -> Iterator[
     if subject.stored is not None:
         types = [subject.stored]
     others = {key: value for key, value in row.items() if key != "quant"}
-    made_here = [each for each in types if each in header.options["quant"].choices]
+    made_here = [kind_name for kind_name in types if kind_name in header.options["quant"].choices]
     if made_here:
         yield {**others, "quant": made_here}
-    for each in types:
-        if each not in made_here:
-            yield {**others, "name": each}
+    for kind_name in types:
+        if kind_name not in made_here:
+            yield {**others, "name": kind_name}
 
 
 def candidate_of(subject: Subject, cell: Cell, place: Place, context: int) -> Candidate | None:
-    """Make a candidate of a cell; null if the cell cannot run."""
+    """Make a candidate of a cell; None if the cell cannot run."""
     device, options = place.device, cell.options(place.threads)
-    held = _held(subject, cell, options)
-    if held is None or known_failures(
+    model = _held(subject, cell, options)
+    if model is None or known_failures(
         cell, place.threads, device.family, device.compute_capability, cell.model.made
     ):
         return None
-    engine = engine_of(cell, options, device.family != "cpu", held.made)
-    uncapped = theory_memory.longest_context(engine, held, place.available_bytes)
-    bits = held.weight_bytes * 8 / decoder.parameters(held.made)
-    trained = held.made.context
+    engine = engine_of(cell, options, device.family != "cpu", model.made)
+    uncapped = theory_memory.longest_context(engine, model, place.available_bytes)
+    bits = model.weight_bytes * 8 / decoder.parameters(model.made)
+    trained = model.made.context
     return Candidate(
         cell=cell,
         type=type_of(subject, cell) if cell.weights_format == "gguf" else "",
-        traits=_traits(subject, cell, held, options, place, bits),
-        memory_bytes=theory_memory.total_bytes(engine, held, context),
+        traits=_traits(subject, cell, model, options, place, bits),
+        memory_bytes=theory_memory.total_bytes(engine, model, context),
         available_bytes=place.available_bytes,
-        weight_bytes=held.weight_bytes,
-        bits=_linear_bits(subject, cell, held),
+        weight_bytes=model.weight_bytes,
+        bits=_linear_bits(subject, cell, model),
         longest=uncapped and min(uncapped, max(trained, context)),
         trained=trained,
     )
 
 
 def _held(subject: Subject, cell: Cell, options: Options) -> theory_memory.Model | None:
-    """The model as the cell's stack holds it; null: unknown."""
+    """The model as the cell's stack holds it; None: unknown."""
     made = subject.made
     if is_unmeasured(cell.header):
         quant = {"int4": "nf4", "int8": "int8"}.get(cell.quant or "")
@@ -495,10 +268,10 @@ def type_of(subject: Subject, cell: Cell) -> str:
 
 
 def _traits(
-    subject: Subject, cell: Cell, held: theory_memory.Model, options: Options, place: Place, bits: float
+    subject: Subject, cell: Cell, model: theory_memory.Model, options: Options, place: Place, bits: float
 ) -> Traits:
-    group, made = cost_group(cell.header, cell.variant.name, options), held.made
-    read, needs, kind = held.weight_bytes - held.embedding_bytes, None, ""
+    group, decoder = cost_group(cell.header, cell.variant.name, options), model.made
+    read, needs, kind = model.weight_bytes - model.embedding_bytes, None, ""
     if cell.weights_format == "gguf":
         kind = type_of(subject, cell)
         needs = subject.in_type(kind).needs
@@ -519,11 +292,11 @@ def _traits(
         packed=is_quantized(bits),
         flops=place.rates[is_quantized(bits)],
         expert_bytes=needs.expert_bytes if needs else 0.0,
-        expert_share=made.expert_share,
+        expert_share=decoder.expert_share,
         generation=place.generation,
         maker=place.maker,
         unmeasured=unmeasured,
-        **kind_of_model(made, held.kv_bytes_per_token),
+        **kind_of_model(decoder, model.kv_bytes_per_token),
     )
 
 
@@ -535,11 +308,11 @@ def in_two(
     host, options = place.host, whole.cell.options(place.threads)
     if host is None:
         return []
-    made, tensors = subject.made, subject.stored_as(type_of(subject, whole.cell))
-    gpu, cpu = (engine_of(whole.cell, options, on_gpu, made) for on_gpu in (True, False))
+    decoder, tensors = subject.made, subject.stored_as(type_of(subject, whole.cell))
+    gpu, cpu = (engine_of(whole.cell, options, on_gpu, decoder) for on_gpu in (True, False))
 
     def sides(placement: Placement) -> tuple[Side, Side]:
-        return sides_of(placement, made, tensors, kv_element_bytes(options))
+        return sides_of(placement, decoder, tensors, kv_element_bytes(options))
 
     def fits(placement: Placement) -> bool:
         return theory_memory.total_bytes(gpu, sides(placement)[0].model, context) <= place.available_bytes
@@ -549,10 +322,10 @@ def in_two(
     on_gpu, on_cpu = sides(placement)
     of_memories = ((gpu, on_gpu, place), (cpu, on_cpu, host))
     longest = min(
-        theory_memory.longest_context(engine, side.model, of.available_bytes) or 0
-        for engine, side, of in of_memories
+        theory_memory.longest_context(engine, side.model, split_side.available_bytes) or 0
+        for engine, side, split_side in of_memories
     )
-    of_gpu, of_cpu = (_traits_of_side(whole.traits, side, of) for _, side, of in of_memories)
+    of_gpu, of_cpu = (_traits_of_side(whole.traits, side, split_side) for _, side, split_side in of_memories)
     if moved := placement.n_cpu_moe:  # layers whose experts alone are there, and no cache
         of_cpu = replace(of_cpu, layers=moved)
     changes: dict[str, Scalar] = {EXPERTS_OPTION: moved} if moved else {OPTION: placement.gpu_layers}
@@ -590,11 +363,11 @@ def _traits_of_side(whole: Traits, side: Side, place: Place) -> Traits:
     )
 
 
-def _linear_bits(subject: Subject, cell: Cell, held: theory_memory.Model) -> float:
+def _linear_bits(subject: Subject, cell: Cell, model: theory_memory.Model) -> float:
     """Per weight of the linear layers: embedding and lm_head have more, by other rules in each stack."""
     if cell.weights_format == "gguf":
         return subject.in_type(type_of(subject, cell)).bits
-    tensors = of_shape(held.made)
+    tensors = of_shape(model.made)
     elements = sum(t.elements for t in tensors if _is_linear(t))
     others = sum(t.elements for t in tensors) - elements
-    return (8 * held.weight_bytes - WHOLE_BITS * others) / elements
+    return (8 * model.weight_bytes - WHOLE_BITS * others) / elements

@@ -17,8 +17,8 @@ _ALL_LAYERS = 999
 
 @dataclass(frozen=True)
 class Source:
-    """A model's source of weights. `checkpoint`: a hub repository or folder for transformers; null: unknown.
-    `gguf`: the given file, and `gguf_type` its type. `row`: the model's row in a config; null where
+    """A model's source of weights. `checkpoint`: a hub repository or folder for transformers; None: unknown.
+    `gguf`: the given file, and `gguf_type` its type. `row`: the model's row in a config; None where
     no row can name the model."""
 
     name: str
@@ -31,7 +31,7 @@ class Source:
 def commands_of_candidate(
     candidate: Candidate, source: Source, context: int, family: str, threads: int | None
 ) -> dict[str, str]:
-    """The commands by program that run the variant on a device of this family. `threads`: null for another
+    """The commands by program that run the variant on a device of this family. `threads`: None for another
     machine."""
     cell, on_gpu = candidate.cell, family != "cpu"
     pairs = {"stack": cell.variant.stack, **cell.variant.options}.items()
@@ -51,8 +51,8 @@ def _of_torch(candidate: Candidate, source: Source, context: int, on_gpu: bool) 
         return {"fetch": f"{kind or 'a checkpoint'} of {source.name}{then}"}
     if (stack := cell.variant.stack) == "mlx":
         bits = {"int4": " -q --q-bits 4", "int8": " -q --q-bits 8"}.get(str(cell.quant), "")
-        made = f'mlx_lm.convert --hf-path "{checkpoint}"{bits} --mlx-path {source.name}-mlx'
-        return {"mlx-lm": f"{made}\nmlx_lm.server --model {source.name}-mlx"}
+        convert = f'mlx_lm.convert --hf-path "{checkpoint}"{bits} --mlx-path {source.name}-mlx'
+        return {"mlx-lm": f"{convert}\nmlx_lm.server --model {source.name}-mlx"}
     where = ', device_map="cuda"' if on_gpu else ""
     load = f'AutoModelForCausalLM.from_pretrained("{checkpoint}", '
     dtype = "float16" if cell.variant.options.get("dtype") == "fp16" else "bfloat16"
@@ -129,9 +129,9 @@ def _llama_cpp(
     measure["measure"] += f" --quant {quant}" if source.checkpoint else ""
     measure["measure"] += f" --stacks {stack}" if is_fork else ""
     if is_here:
-        made = [] if source.gguf else _converted(source, whole)
-        made += [] if is_given or file == whole else [f"llama-quantize {whole} {file} {quant.upper()}"]
-        makes = {"first": "\n".join(made)} if made else {}
+        steps = [] if source.gguf else _converted(source, whole)
+        steps += [] if is_given or file == whole else [f"llama-quantize {whole} {file} {quant.upper()}"]
+        makes = {"first": "\n".join(steps)} if steps else {}
     elif on_hub:
         makes = {"fetch": downloads.fetches(source.name, quant)[0]}
     else:
@@ -148,11 +148,11 @@ def _llama_cpp(
 
 def _converted(source: Source, file: str) -> list[str]:
     """How a checkpoint becomes a GGUF of 16 bits, with the script in llama.cpp's repository."""
-    folder, found = source.checkpoint, []
+    folder, steps = source.checkpoint, []
     if source.checkpoint and not source.checkpoint.startswith("/"):
         folder = source.name
-        found = [f"hf download {source.checkpoint} --local-dir {folder}"]
-    return [*found, f'python convert_hf_to_gguf.py "{folder}" --outtype f16 --outfile {file}']
+        steps = [f"hf download {source.checkpoint} --local-dir {folder}"]
+    return [*steps, f'python convert_hf_to_gguf.py "{folder}" --outtype f16 --outfile {file}']
 
 
 def _yaml(value: object) -> str:

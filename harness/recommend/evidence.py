@@ -98,9 +98,9 @@ def how_far_off(family: str) -> str:
     row = table().get((family, DECODE))
     if row is None:
         maker, _, stack = family.partition(", ")
-        of = "a GPU of an unknown maker (--vendor)" if maker == UNKNOWN else f"machines of {maker}"
+        whose = "a GPU of an unknown maker (--vendor)" if maker == UNKNOWN else f"machines of {maker}"
         if not stack:
-            return f"how far off: unknown for {of}, so the intervals are wide."
+            return f"how far off: unknown for {whose}, so the intervals are wide."
         return (
             f"how far off: unknown for {stack}: no speed of it was used; it is predicted as llama.cpp with as"
             " many bytes, and the intervals are wide."

@@ -10,16 +10,16 @@ from typing import TYPE_CHECKING
 
 from harness.analysis import traffic
 from harness.analysis.columns import Cell, DepthsRow
-from harness.recommend import candidates
-from harness.recommend.candidates import OfModel
+from harness.recommend import candidates, sides, variant_costs
 from harness.recommend.traits import GGML, Example, Traits
+from harness.recommend.variant_costs import OfModel
 from harness.records import ResultsError, Stored, prefill_series
 from harness.records.kinds import Record, loaded_of
 from harness.stacks.header import Header, stacks
 from harness.theory.decoder import dense
 from harness.theory.floors import MOVED_STATE
+from harness.theory.ggml_quants import ALL_QUANTS
 from harness.theory.rows import is_quantized
-from harness.theory.tensors import ALL_QUANTS
 
 if TYPE_CHECKING:
     from harness.dataset.study import Study
@@ -34,7 +34,7 @@ def of_own(gathered: Study, bandwidths: Mapping[str, float]) -> list[Example]:
     """One example per cell that was measured in full, and one for each depth of its windows. Shares of a
     device's bandwidth mean the same in all: they are of the best that was measured on it, or of
     `bandwidths`, by CPU."""
-    found: list[Example] = []
+    own_examples: list[Example] = []
     for cell in gathered.cells:
         if (stored := gathered.behind(cell)) is None or cell["status"] != "ok":
             continue
@@ -43,12 +43,14 @@ def of_own(gathered: Study, bandwidths: Mapping[str, float]) -> list[Example]:
             measured = bandwidths.get(str(stored.record["machine"]["cpu"]))
         traits = traits_of_record(stored.record, cell["variant"], measured)
         if traits is not None:
-            found += _of_cell(cell, stored, traits)
+            own_examples += _of_cell(cell, stored, traits)
     best: dict[str, float] = {}
-    for each in found:
-        best[each.traits.device] = max(best.get(each.traits.device, 0.0), each.traits.bytes_per_s)
+    for example in own_examples:
+        best[example.traits.device] = max(best.get(example.traits.device, 0.0), example.traits.bytes_per_s)
     best |= bandwidths
-    return [replace(each, traits=_at(each.traits, best[each.traits.device])) for each in found]
+    return [
+        replace(example, traits=_at(example.traits, best[example.traits.device])) for example in own_examples
+    ]
 
 
 def _at(traits: Traits, bytes_per_s: float) -> Traits:
@@ -60,14 +62,14 @@ def _at(traits: Traits, bytes_per_s: float) -> Traits:
 def traits_of_record(
     record: Record, variant: str, measured_bytes_per_s: float | None = None
 ) -> Traits | None:
-    """The traits of a record; null where stack, model, bytes or the device's bandwidth are unknown."""
+    """The traits of a record; None where stack, model, bytes or the device's bandwidth are unknown."""
     header = stacks().get(record["stack"])
     sheet = traffic.data_sheet(record)
     bandwidth = sheet.data_sheet_bytes_per_s if sheet else measured_bytes_per_s
     if header is None or not bandwidth or (model := _of_model(record)) is None or is_special(record):
         return None
-    group = candidates.cost_group(header, variant, record.get("options") or {})
-    engine, on_cpu = candidates.engine(header, group), record.get("device") == "cpu"
+    group = variant_costs.cost_group(header, variant, record.get("options") or {})
+    engine, on_cpu = variant_costs.engine(header, group), record.get("device") == "cpu"
     quant = _type(str(loaded_of(record).get("quant") or variant)) if engine == GGML else ""
     if not (read := _read_bytes(record, header, variant, quant)):
         return None
@@ -85,11 +87,13 @@ def traits_of_record(
         read_bytes=read + MOVED_STATE * state,
         bytes_per_s=bandwidth,
         packed=packed,
-        flops=candidates.prompt_flops(sheet, family, packed) if sheet else candidates.cpu_flops(bandwidth),
+        flops=variant_costs.prompt_flops(sheet, family, packed)
+        if sheet
+        else variant_costs.cpu_flops(bandwidth),
         expert_bytes=experts,
         expert_share=needs.experts_used / needs.experts if needs and needs.experts else 1.0,
-        generation=candidates.generation(sheet) if sheet else "",
-        maker=candidates.maker_of(sheet) if sheet else "CPU",
+        generation=variant_costs.generation(sheet) if sheet else "",
+        maker=variant_costs.maker_of(sheet) if sheet else "CPU",
         **model,
     )
 
@@ -102,32 +106,30 @@ def _type(quant: str) -> str:
 def is_special(record: Record) -> bool:
     """Whether some layers or tensors were on the GPU's host CPU, or a search tried the options."""
     options = record.get("options") or {}
-    is_split = (
-        record.get("device") != "cpu" and options.get(candidates.OPTION, candidates.ALL) != candidates.ALL
-    )
+    is_split = record.get("device") != "cpu" and options.get(sides.OPTION, sides.ALL) != sides.ALL
     is_placed = any(options.get(name) for name in ("n_cpu_moe", "override_tensor"))
     return is_split or is_placed or "setting" in (record.get("campaign") or {})
 
 
 def _of_model(record: Record) -> OfModel | None:
-    """The shared traits of a record's model; null where shape and layers are unknown."""
-    given, made = record["model"].get("shape"), record["model"]["weights"].get("decoder")
-    if made and (needs := traffic.prefill_demand(record)):
-        return candidates.kind_of_demand(needs, sum(each["layers"] for each in made["caches"]))
+    """The shared traits of a record's model; None where shape and layers are unknown."""
+    shape, decoder = record["model"].get("shape"), record["model"]["weights"].get("decoder")
+    if decoder and (needs := traffic.prefill_demand(record)):
+        return variant_costs.kind_of_demand(needs, sum(cache["layers"] for cache in decoder["caches"]))
     kv_bytes = traffic.kv_bytes_per_token(record)
-    return candidates.kind_of_model(dense(**given), kv_bytes) if given and kv_bytes else None
+    return variant_costs.kind_of_model(dense(**shape), kv_bytes) if shape and kv_bytes else None
 
 
 def _read_bytes(record: Record, header: Header, variant: str, quant: str) -> float | None:
     """Bytes of weights read in a step. Published variants have only nominal bits; the rest follows from
     their formats."""
-    given = record["model"].get("shape")
-    if record.get("reported") and given:
+    shape = record["model"].get("shape")
+    if record.get("reported") and shape:
         if quant in ALL_QUANTS:
-            return candidates.in_type(dense(**given), quant).needs.weight_bytes_per_token
-        found = candidates.read_bytes(header, dense(**given), _BNB.get(variant), traffic.bpw(record))
-        if found:
-            return found
+            return candidates.in_type(dense(**shape), quant).needs.weight_bytes_per_token
+        of_torch = variant_costs.read_bytes(header, dense(**shape), _BNB.get(variant), traffic.bpw(record))
+        if of_torch:
+            return of_torch
     return traffic.weight_bytes_per_token(record)
 
 
@@ -135,8 +137,8 @@ def _of_cell(cell: Cell, stored: Stored, traits: Traits) -> Iterator[Example]:
     first, at_ms = first_token(stored) if traits.flops else {}, _decode(cell)
     if at_ms or first:
         yield Example(traits, at_ms, first)
-    for at in (cell["depths"] or _NO_DEPTHS)["at"]:
-        yield Example(traits, {at["depth"] + 1: at["ms"]}, {})
+    for depth in (cell["depths"] or _NO_DEPTHS)["at"]:
+        yield Example(traits, {depth["depth"] + 1: depth["ms"]}, {})
 
 
 def first_token(stored: Stored) -> dict[int, float]:

@@ -58,14 +58,14 @@ def measured_quality(
     `fingerprint`: of the model's weights. Scores of other weights under the same name do not count. Null: the
     fingerprint is unknown, and all scores of the name count.
     """
-    found = [each for each in records if each["kind"] == "scored" and each["model"]["name"] == model]
+    scored = [record for record in records if record["kind"] == "scored" and record["model"]["name"] == model]
     if fingerprint is not None:
-        found = [each for each in found if _content(fingerprint) in _scored_weights(each)]
-    found.sort(key=lambda each: each["started_utc"])
-    rows = [analysis_quality.row(each) for each in found]
+        scored = [record for record in scored if _content(fingerprint) in _scored_weights(record)]
+    scored.sort(key=lambda record: record["started_utc"])
+    rows = [analysis_quality.row(record) for record in scored]
     chosen = analysis_quality.comparable(rows)
-    of: dict[_Key, Quality] = {}
-    for record, row in zip(found, rows, strict=True):
+    by_key: dict[_Key, Quality] = {}
+    for record, row in zip(scored, rows, strict=True):
         if row in chosen and "kld_mean" in row["figures"]:
             figures = row["figures"]
             options, kld = record["options"], figures["kld_mean"]
@@ -74,17 +74,17 @@ def measured_quality(
             quant = options.get("quant") or stored
             ends = None if kld["low"] is None or kld["high"] is None else (kld["low"], kld["high"])
             loss = math.expm1(figures["ln_ppl_ratio"]["value"])
-            of[_key(record["stack"], quant, options)] = Quality(loss, HERE, kld["value"], ends)
-    return of
+            by_key[_key(record["stack"], quant, options)] = Quality(loss, HERE, kld["value"], ends)
+    return by_key
 
 
 def _scored_weights(record: Record) -> list[object]:
     """The content of the weights that were loaded, and of the 16-bit ones that they were compared with."""
     reference: Mapping[str, Any] = record["quality"].get("reference") or {}
     whole = reference.get("weights") or {}
-    given = record["model"]["weights"].get("fingerprint"), whole.get("fingerprint")
+    fingerprints = record["model"]["weights"].get("fingerprint"), whole.get("fingerprint")
     # A reference out of a file has the digest of the content alone.
-    return [whole.get("sample"), *(_content(str(each)) for each in given if each)]
+    return [whole.get("sample"), *(_content(str(fingerprint)) for fingerprint in fingerprints if fingerprint)]
 
 
 def _content(fingerprint: str) -> str:
@@ -100,27 +100,27 @@ def known_quality(
     perplexities: Sequence[Perplexity], model: str, scored: Mapping[_Key, Quality]
 ) -> Callable[[Candidate], Quality | None]:
     """Looks up the quality of a candidate's weights: scored here, else published of this model, else of the
-    nearest size of its family; null where none is known. The kind of weights is always the same."""
+    nearest size of its family; None where none is known. The kind of weights is always the same."""
     of_model: dict[str, dict[tuple[str, str], float]] = {}
     sources: dict[str, str] = {}
-    for each in perplexities:
-        of_model.setdefault(each.model, {})[each.stack, each.quant] = each.value
-        sources[each.model] = each.source
+    for perplexity in perplexities:
+        of_model.setdefault(perplexity.model, {})[perplexity.stack, perplexity.quant] = perplexity.value
+        sources[perplexity.model] = perplexity.source
     alike = [name for name in of_model if _family(name) == _family(model)]
     near = sorted(alike, key=lambda name: _far(name, model))
 
     def of(candidate: Candidate) -> Quality | None:
         cell, options = candidate.cell, candidate.cell.options(1)
-        given = candidate.type or options.get("quant") or options.get("dtype")
-        if here := scored.get(_key(cell.variant.stack, given, options)):
+        type_name = candidate.type or options.get("quant") or options.get("dtype")
+        if here := scored.get(_key(cell.variant.stack, type_name, options)):
             return here
         stack, quant = candidate.cell.variant.stack, candidate.type or str(candidate.cell.quant)
         if any(candidate.cell.variant.options.get(name, "f16") != "f16" for name in ("type_k", "type_v")):
             return None  # a quantized cache adds another loss
         for name in near:
-            found = of_model[name]
-            plain = next((found[stack, q] for q in _16_BITS if (stack, q) in found), None)
-            mine = found.get((stack, quant))
+            perplexities = of_model[name]
+            plain = next((perplexities[stack, q] for q in _16_BITS if (stack, q) in perplexities), None)
+            mine = perplexities.get((stack, quant))
             if plain and mine:
                 of_whom = "" if name == model else f"{name}, "
                 return Quality(mine / plain - 1, f"{of_whom}{sources[name]}")
@@ -134,19 +134,19 @@ def _family(model: str) -> str:
 
 
 def _far(name: str, model: str) -> float:
-    sizes = [_SIZE.search(each.lower()) for each in (name, model)]
+    sizes = [_SIZE.search(name_with_size.lower()) for name_with_size in (name, model)]
     if name == model:
         return -1.0
     if not all(sizes):
         return math.inf
-    one, other = (float(found[0][:-1]) for found in sizes if found)
+    one, other = (float(size[0][:-1]) for size in sizes if size)
     return abs(math.log(max(one, 1e-9) / max(other, 1e-9)))
 
 
 @dataclass(frozen=True)
 class Quality:
     """`loss`: perplexity over that of 16-bit weights, less 1. `source`: whose, of which model. `kld`: mean
-    KL divergence from them in nats per token, with the ends of its 95% interval; null: not measured."""
+    KL divergence from them in nats per token, with the ends of its 95% interval; None: not measured."""
 
     loss: float
     source: str

@@ -10,14 +10,15 @@ from functools import cached_property
 from harness.base import data
 from harness.config import Model
 from harness.config.plan import Cell
-from harness.recommend import candidates
+from harness.recommend import candidates, sides
 from harness.recommend.answer import LEAST_BITS, Choice
-from harness.recommend.candidates import Candidate, Place, Subject
+from harness.recommend.candidates import Candidate, Subject
+from harness.recommend.places import Place
 from harness.stacks.header import references
 from harness.theory import decoder, floors
 from harness.theory import memory as theory_memory
-from harness.theory.memory import OF_MIXTURES
-from harness.theory.tensors import element_bytes
+from harness.theory.ggml_types import element_bytes
+from harness.theory.memory_choices import OF_MIXTURES
 
 # Types of GGUF worth a look, with the type of their matrices; some of these have more bits, none has fewer.
 TYPES = {
@@ -52,7 +53,7 @@ class Pair:
 def pairs(subjects: Iterable[Subject], places: Sequence[Place], context: int) -> list[Pair]:
     """Each model on each machine."""
     # A model without its shape: the bytes of all its tensors are counted here, and not by the forecast too.
-    bare = [replace(each, model=Model(name=each.model.name)) for each in subjects]
+    bare = [replace(subject, model=Model(name=subject.model.name)) for subject in subjects]
     return [
         Pair(subject, place, cells)
         for subject in bare
@@ -62,19 +63,19 @@ def pairs(subjects: Iterable[Subject], places: Sequence[Place], context: int) ->
 
 
 def _cells(subject: Subject, context: int) -> dict[tuple[str, str], Cell]:
-    offer = {"flash_attn": True, "quant": [each for each in TYPES if each != OF_MIXTURES]}
-    offers = offer, {**offer, "type_k": SMALL_KV, "type_v": SMALL_KV}
-    header = references()["gguf"].model_copy(update={"offers": offers})
-    found = {
+    offer = {"flash_attn": True, "quant": [quant for quant in TYPES if quant != OF_MIXTURES]}
+    small_cache = {**offer, "type_k": SMALL_KV, "type_v": SMALL_KV}
+    header = references()["gguf"].model_copy(update={"offers": (offer, small_cache)})
+    cells = {
         (candidates.type_of(subject, cell), str(cell.variant.options.get("type_k", KV))): cell
         for cell in candidates.cells_of(subject, header, context)
     }
-    by_bits = [*dict.fromkeys([*TYPES, *(name for name, _ in found)])]
+    by_bits = [*dict.fromkeys([*TYPES, *(name for name, _ in cells)])]
 
     def order(kinds: tuple[str, str]) -> tuple[bool, bool, int]:
         return _bits(kinds[0]) < LEAST_BITS, kinds[1] != KV, by_bits.index(kinds[0])
 
-    return {kinds: found[kinds] for kinds in sorted(found, key=order)}
+    return {kinds: cells[kinds] for kinds in sorted(cells, key=order)}
 
 
 def _bits(name: str) -> float:
@@ -97,7 +98,7 @@ class Found:
     @cached_property
     def size(self) -> int:
         """The class of its size: of those that end in `SIZES`, and one above."""
-        return sum(self.parameters > each * 1e9 for each in SIZES)
+        return sum(self.parameters > billions * 1e9 for billions in SIZES)
 
     @property
     def has_bits(self) -> bool:
@@ -123,7 +124,7 @@ def best(pairs: Sequence[Pair], context: int, tok_s: float, predict: Predict) ->
     reached: dict[int, Choice] = {}
     perhaps: dict[int, Choice] = {}
     rest = {i: offers(pair, context, tok_s) for i, pair in enumerate(pairs)}
-    while asked := {i: each for i, variants in rest.items() if (each := next(variants, None))}:
+    while asked := {i: variant for i, variants in rest.items() if (variant := next(variants, None))}:
         for i, choice in zip(asked, predict([*asked.values()]), strict=True):
             if choice.deep.value >= tok_s:
                 reached[i] = choice
@@ -134,19 +135,19 @@ def best(pairs: Sequence[Pair], context: int, tok_s: float, predict: Predict) ->
 
 
 def nearest(pairs: Sequence[Pair], context: int, predict: Predict) -> Choice | None:
-    """The fastest variant of the pair that is the fastest with the fewest bits; null: nothing fits."""
+    """The fastest variant of the pair that is the fastest with the fewest bits; None: nothing fits."""
     smallest = [
-        (pair, each)
+        (pair, variant)
         for pair in pairs
-        for each in [next(offers(pair, context, fewest_bits_first=True), None)]
-        if each
+        for variant in [next(offers(pair, context, fewest_bits_first=True), None)]
+        if variant
     ]
     fastest = max(
-        zip([pair for pair, _ in smallest], predict([each for _, each in smallest]), strict=True),
-        key=lambda each: each[1].deep.value,
+        zip([pair for pair, _ in smallest], predict([variant for _, variant in smallest]), strict=True),
+        key=lambda answer: answer[1].deep.value,
         default=None,
     )
-    return fastest and max(predict([*offers(fastest[0], context)]), key=lambda each: each.deep.value)
+    return fastest and max(predict([*offers(fastest[0], context)]), key=lambda choice: choice.deep.value)
 
 
 def offers(
@@ -156,49 +157,49 @@ def offers(
     cannot be read in the time of a token."""
     subject, place = pair.subject, pair.place
     memories = place.devices if subject.made.experts else [place]
-    available = sum(each.available_bytes for each in memories)
-    fastest = max(each.bytes_per_s for each in memories)
+    available = sum(memory.available_bytes for memory in memories)
+    fastest = max(memory.bytes_per_s for memory in memories)
     engine = theory_memory.LlamaCpp(on_gpu=place.device.family != "cpu", flash_attn=True)
     for name, kv in reversed(pair.cells) if fewest_bits_first else pair.cells:
         # Before each tensor gets its type, which takes milliseconds: all of them in the smallest.
         least = floors.demand_of_bits(subject.made, _bits(name), 8 * element_bytes(kv))
-        held = theory_memory.Model(
+        model = theory_memory.Model(
             subject.made, least.resident_bytes, least.embedding_bytes, least.kv_bytes_per_token
         )
-        too_large = theory_memory.total_bytes(engine, held, context) > available
+        too_large = theory_memory.total_bytes(engine, model, context) > available
         if too_large or least.weight_bytes_per_token * tok_s > fastest:
             continue
         whole = candidates.candidate_of(subject, pair.cells[name, kv], place, context)
         if whole and whole.fits:
             yield whole
         elif whole:
-            apart = candidates.in_two(subject, whole, place, context, candidates.by_experts(subject.made))
-            yield from (each for each in apart if each.fits)
+            apart = candidates.in_two(subject, whole, place, context, sides.by_experts(subject.made))
+            yield from (variant for variant in apart if variant.fits)
 
 
-def by_size(found: Iterable[Found], most: int | None) -> list[Found]:
-    """The first by rank of each class of size, at most so many; null: all. Those with 4 bits come first, then
+def by_size(answers: Iterable[Found], most: int | None) -> list[Found]:
+    """The first by rank of each class of size, at most so many; None: all. Those with 4 bits come first, then
     the smallest class."""
     rows: list[Found] = []
-    ordered = sorted(found, key=lambda each: each.rank, reverse=True)
+    ordered = sorted(answers, key=lambda answer: answer.rank, reverse=True)
     for size in range(len(SIZES) + 1):
-        rows += [each for each in ordered if each.size == size][:most]
-    return sorted(rows, key=lambda each: not each.has_bits)
+        rows += [answer for answer in ordered if answer.size == size][:most]
+    return sorted(rows, key=lambda answer: not answer.has_bits)
 
 
-def by_memory(found: Iterable[Found]) -> list[Found]:
+def by_memory(answers: Iterable[Found]) -> list[Found]:
     """Machines that reach the speed with 4 bits, with fewer, and those that may reach it; each by the price
     of their memory: the smallest first, of equal ones the slowest."""
 
-    def price(each: Found) -> tuple[float, float]:
-        return each.pair.place.device.memory_bytes or 0, each.pair.place.bytes_per_s
+    def price(answer: Found) -> tuple[float, float]:
+        return answer.pair.place.device.memory_bytes or 0, answer.pair.place.bytes_per_s
 
-    return sorted(sorted(found, key=price), key=lambda each: each.kind, reverse=True)
+    return sorted(sorted(answers, key=price), key=lambda answer: answer.kind, reverse=True)
 
 
-def reaching(found: Sequence[Choice], tok_s: float) -> list[Choice]:
+def reaching(offered: Sequence[Choice], tok_s: float) -> list[Choice]:
     """Those that fit and are predicted to reach the speed; without any, those whose interval does."""
-    fitting = [each for each in found if each.candidate.fits]
-    return [each for each in fitting if each.deep.value >= tok_s] or [
-        each for each in fitting if each.deep.high >= tok_s
+    fitting = [choice for choice in offered if choice.candidate.fits]
+    return [choice for choice in fitting if choice.deep.value >= tok_s] or [
+        choice for choice in fitting if choice.deep.high >= tok_s
     ]

@@ -62,10 +62,10 @@ class Terms:
 
     def of_kinds(self) -> Terms:
         """Those that hold on any machine, with their covariance."""
-        kept = [i for i, name in enumerate(self.names) if not is_of_machine(name)]
-        covariance = (self.root @ self.root.T)[np.ix_(kept, kept)]
-        names = tuple(self.names[i] for i in kept)
-        return Terms(names, self.mean[kept], np.asarray(np.linalg.cholesky(covariance), float))
+        general = [i for i, name in enumerate(self.names) if not is_of_machine(name)]
+        covariance = (self.root @ self.root.T)[np.ix_(general, general)]
+        names = tuple(self.names[i] for i in general)
+        return Terms(names, self.mean[general], np.asarray(np.linalg.cholesky(covariance), float))
 
     def with_priors(self, priors: Mapping[Name, Prior]) -> Terms:
         """These, and others by what is believed of them before."""
@@ -90,11 +90,11 @@ class _Times:
     """Times that are computed at once. `terms`: all that they depend on; `design`: by parameter, the weight
     of each term (column) in each time (row)."""
 
-    def __init__(self, asked: Sequence[Asked], known: Terms) -> None:
-        rows = [each.traits for each in asked]
+    def __init__(self, asked: Sequence[Asked], terms: Terms) -> None:
+        rows = [question.traits for question in asked]
         weighted = {name: [terms_of(name, traits) for traits in rows] for name in PARAMETERS}
-        every = [term for of_rows in weighted.values() for of_row in of_rows for term in of_row]
-        self.terms = known.with_priors({name: prior for name, prior, _ in every})
+        all_terms = [term for of_rows in weighted.values() for of_row in of_rows for term in of_row]
+        self.terms = terms.with_priors({name: prior for name, prior, _ in all_terms})
         column = {name: i for i, name in enumerate(self.terms.names)}
         self.design: Parameters = {}
         for parameter, of_rows in weighted.items():
@@ -102,8 +102,8 @@ class _Times:
             for i, of_row in enumerate(of_rows):
                 for name, _, weight in of_row:
                     self.design[parameter][i, column[name]] = weight
-        self._n = n = _column(each.n for each in asked)
-        self._is_prompt = np.array([each.is_prompt for each in asked], bool)
+        self._n = n = _column(question.n for question in asked)
+        self._is_prompt = np.array([question.is_prompt for question in asked], bool)
         self._layers = _column(t.layers for t in rows)
         self._read_ms = _column(t.read_bytes / t.bytes_per_s * 1e3 for t in rows)
         self._per_byte_ms = _column(1e3 / t.bytes_per_s for t in rows)
@@ -148,12 +148,12 @@ class _Times:
     def slopes(self, mean: Floats) -> Floats:
         """Derivatives of the logarithm of each time by each term."""
         p = self.parameters(mean)
-        log_ms, found = np.log(self.ms(p)), np.zeros((len(self._n), len(mean)))
+        log_ms, slopes = np.log(self.ms(p)), np.zeros((len(self._n), len(mean)))
         for name, weights in self.design.items():
             if weights.any():
                 moved = np.log(self.ms({**p, name: p[name] * math.exp(_STEP)}))
-                found += ((moved - log_ms) / _STEP)[:, None] * weights
-        return found
+                slopes += ((moved - log_ms) / _STEP)[:, None] * weights
+        return slopes
 
 
 def _column(values: Iterable[float]) -> Floats:
@@ -168,17 +168,17 @@ class _Attention:
     """What steps and prompts attend to. Arrays have a last axis for the layers that attend alike."""
 
     def __init__(self, rows: Sequence[Traits]) -> None:
-        most = max((len(each.reaches) for each in rows), default=0) or 1
-        reaches = [[*each.reaches, *[Reach(0.0, 0.0, 0)] * (most - len(each.reaches))] for each in rows]
+        most = max((len(row.reaches) for row in rows), default=0) or 1
+        reaches = [[*row.reaches, *[Reach(0.0, 0.0, 0)] * (most - len(row.reaches))] for row in rows]
 
         def array(values: Iterable[float]) -> Floats:
             return np.array(list(values), float).reshape(len(rows), most)
 
-        every = [reach for row in reaches for reach in row]
-        self._kv_bytes = array(reach.kv_bytes for reach in every)
-        self._flops = array(reach.flops for reach in every)
-        self._window = array(math.inf if reach.window is None else reach.window for reach in every)
-        self._chunked = array(reach.chunked for reach in every) > 0
+        all_reaches = [reach for row in reaches for reach in row]
+        self._kv_bytes = array(reach.kv_bytes for reach in all_reaches)
+        self._flops = array(reach.flops for reach in all_reaches)
+        self._window = array(math.inf if reach.window is None else reach.window for reach in all_reaches)
+        self._chunked = array(reach.chunked for reach in all_reaches) > 0
 
     def at(self, n: Floats) -> tuple[Floats, Floats]:
         """The bytes of the cache that steps at these positions read, and their operations with them."""
@@ -230,14 +230,16 @@ class Predictor:
     def __init__(
         self,
         examples: Sequence[Example] = (),
-        known: Mapping[str, Terms] | None = None,
+        terms: Mapping[str, Terms] | None = None,
         spreads: Mapping[tuple[str, str], float] | None = None,
     ) -> None:
-        self._terms = dict(shipped() if known is None else known)
+        self._terms = dict(shipped() if terms is None else terms)
         for fit, of_fit in by_fit(examples).items():
             self._terms[fit] = fitted_terms(of_fit, self._terms.get(fit, Terms()))
         self._spreads = evidence.spreads() if spreads is None else spreads
-        self._own = {(each.traits.device, each.traits.engine) for each in examples if not each.traits.setup}
+        self._own = {
+            (example.traits.device, example.traits.engine) for example in examples if not example.traits.setup
+        }
 
     def latency_ms(self, rows: Sequence[Traits], n: int) -> list[Range]:
         """Predict each variant's decode step at position n."""
@@ -249,8 +251,8 @@ class Predictor:
 
     def first_token_ms(self, rows: Sequence[Traits], tokens: int) -> list[Range | None]:
         """Predict TTFT for a length of prompt; None where the device's rate is unknown."""
-        known = [[traits] for traits in rows if traits.flops]
-        ranges = iter(self._predicted(known, tokens, is_prompt=True).ranges)
+        predictable = [[traits] for traits in rows if traits.flops]
+        ranges = iter(self._predicted(predictable, tokens, is_prompt=True).ranges)
         return [next(ranges) if traits.flops else None for traits in rows]
 
     def _predicted(self, parts: Sequence[Sequence[Traits]], n: int, is_prompt: bool) -> Steps:
@@ -270,17 +272,17 @@ class Predictor:
         for fit, of_fit in asked.items():
             times = _Times(of_fit, self._terms.get(fit, Terms()))
             ms = np.maximum(times.ms(times.parameters(times.terms.mean)), times.least_ms)
-            own, shared = self._spread(of_fit)
+            own_spread, shared = self._spread(of_fit)
             of_terms = times.slopes(times.terms.mean) @ times.terms.root
-            unknowns = np.zeros((len(parts), of_terms.shape[1] + len(own) + 1))
-            np.add.at(unknowns, owners[fit], ms[:, None] * np.hstack([of_terms, np.diag(own), shared]))
+            unknowns = np.zeros((len(parts), of_terms.shape[1] + len(own_spread) + 1))
+            np.add.at(unknowns, owners[fit], ms[:, None] * np.hstack([of_terms, np.diag(own_spread), shared]))
             np.add.at(value, owners[fit], ms)
             np.add.at(least, owners[fit], times.least_ms)
             blocks.append(unknowns)
         unknowns = np.hstack(blocks) / value[:, None]
         factor = np.exp(NORMAL_90 * np.sqrt((unknowns**2).sum(axis=1)))
         ends = zip(value, np.maximum(value / factor, least), value * factor, strict=True)
-        return Steps([Range(*map(float, each)) for each in ends], unknowns)
+        return Steps([Range(*map(float, end)) for end in ends], unknowns)
 
     def _spread(self, asked: Sequence[Asked]) -> tuple[Floats, Floats]:
         """The deviation that each time has for itself, and one that those of a device share (of several
@@ -296,18 +298,18 @@ class Predictor:
 
 def by_fit(examples: Iterable[Example]) -> dict[str, list[Example]]:
     """The examples that are fitted together."""
-    found: dict[str, list[Example]] = {}
+    by_family: dict[str, list[Example]] = {}
     for example in examples:
-        found.setdefault(fit_of(example.traits), []).append(example)
-    return found
+        by_family.setdefault(fit_of(example.traits), []).append(example)
+    return by_family
 
 
-def fitted_terms(examples: Sequence[Example], known: Terms, near: Terms | None = None) -> Terms:
+def fitted_terms(examples: Sequence[Example], base: Terms, near: Terms | None = None) -> Terms:
     """Fit the terms of one fit to its examples, from what is known of them before. `near`: terms fitted to
     almost the same examples, where the search begins."""
     measured = [(Asked(e.traits, n, False), ms) for e in examples for n, ms in e.at_ms.items()]
     measured += [(Asked(e.traits, n, True), ms) for e in examples for n, ms in e.first_tokens.items()]
-    times, logs = _Times([asked for asked, _ in measured], known), np.log([ms for _, ms in measured])
+    times, logs = _Times([asked for asked, _ in measured], base), np.log([ms for _, ms in measured])
     before = times.terms
     spreads = np.array([FIRST_TOKEN_SPREAD if a.is_prompt else spread_of(a.traits) for a, _ in measured])
     scales = np.array([far_of(asked.traits) for asked, _ in measured])
@@ -324,8 +326,8 @@ def fitted_terms(examples: Sequence[Example], known: Terms, near: Terms | None =
     start: Floats = np.zeros(before.root.shape[1])
     if near:
         means = dict(zip(near.names, near.mean, strict=True))
-        wanted = [means.get(name, mean) for name, mean in zip(before.names, before.mean, strict=True)]
-        start = np.asarray(np.linalg.solve(before.root, np.array(wanted) - before.mean), float)
+        centres = [means.get(name, mean) for name, mean in zip(before.names, before.mean, strict=True)]
+        start = np.asarray(np.linalg.solve(before.root, np.array(centres) - before.mean), float)
     unknowns, covariance = fitted(residuals, jacobian, scales, start, is_near=near is not None)
     root = before.root @ np.linalg.cholesky(covariance)
     return Terms(before.names, values(unknowns), np.asarray(root, float))

@@ -3,26 +3,22 @@
 from __future__ import annotations
 
 import re
-from collections import Counter
 from collections.abc import Sequence, Set
-from operator import itemgetter
 
 from harness.analysis.quality import EQUAL_KLD
 from harness.recommend import commands, evidence
-from harness.recommend.answer import HERE_TOO, LEAST_BITS, MEASURED, SHORT_PROMPT, THEORY, Choice, Ranked
-from harness.recommend.candidates import Place
+from harness.recommend.answer import HERE_TOO, MEASURED, SHORT_PROMPT, THEORY, Choice, Ranked
 from harness.recommend.commands import Source
 from harness.recommend.evidence import DECODE, Evidence, how_far_off
+from harness.recommend.places import Place
 from harness.recommend.quality_loss import HERE, PERPLEXITY_NOISE
-from harness.recommend.questions import PULLS_SOURCE, SMALL_KV, Found
 from harness.recommend.speed import read_s
 from harness.recommend.terms import family_name
 from harness.recommend.traits import DENSE, EXPERTS, Example, Range, Traits
 from harness.report.text_table import NONE, Table, explained, say, wrapped
 from harness.report.theory_text import short
-from harness.theory import names
 
-_NEEDED = ("GB", "PPL", "KLD")  # also in a narrow terminal
+NEEDED = ("GB", "PPL", "KLD")  # also in a narrow terminal
 FAR = 2.0  # times as many bytes a step as any example: beyond this, speed is extrapolated
 
 
@@ -39,11 +35,11 @@ _SHORTER = {
 
 def show(ranking: Sequence[Ranked], context: int, wide: bool) -> Sequence[str]:
     """Print the ranking, best first, each with its reason; returns the headings that were shown."""
-    shown = _show([each.choice for each in ranking], context, wide, numbered=True)
+    shown = _show([row.choice for row in ranking], context, wide, numbered=True)
     print()
-    for number, each in enumerate(ranking, 1):
-        why = f"{each.why}{_cache(each.choice)}{_split(each.choice)}"
-        print(wrapped(f"{number}. {title(each.choice)}: {why}", "   "))
+    for number, row in enumerate(ranking, 1):
+        why = f"{row.why}{_cache(row.choice)}{_split(row.choice)}"
+        print(wrapped(f"{number}. {title(row.choice)}: {why}", "   "))
     return shown
 
 
@@ -71,9 +67,9 @@ def _split(choice: Choice) -> str:
     if candidate.split is None:
         return ""
     sides = candidate.traits, candidate.split.traits
-    least = read_s((each.read_bytes, each.bytes_per_s) for each in sides)
+    least = read_s((side.read_bytes, side.bytes_per_s) for side in sides)
     reads = " and ".join(
-        f"{each.read_bytes / 1e9:.1f} GB at {each.bytes_per_s / 1e9:,.0f} GB/s" for each in sides
+        f"{side.read_bytes / 1e9:.1f} GB at {side.bytes_per_s / 1e9:,.0f} GB/s" for side in sides
     )
     where = f"{sides[0].layers} of {sides[0].layers + sides[1].layers} layers and the output "
     where += f"on the GPU (-ngl {candidate.split.gpu_layers})"
@@ -82,17 +78,17 @@ def _split(choice: Choice) -> str:
     return f"; {where}: a step reads {reads}, {least * 1e3:.0f} ms at least"
 
 
-def show_all(found: Sequence[Choice], context: int, wide: bool) -> None:
+def show_all(offered: Sequence[Choice], context: int, wide: bool) -> None:
     """Print every variant by its speed."""
-    _show(sorted(found, key=lambda each: -each.deep.value), context, wide)
+    _show(sorted(offered, key=lambda choice: -choice.deep.value), context, wide)
 
 
 _SAME_BELOW = ("stack", "quality from", "based on")
 
 
-def _show(found: Sequence[Choice], context: int, wide: bool, numbered: bool = False) -> Sequence[str]:
+def _show(offered: Sequence[Choice], context: int, wide: bool, numbered: bool = False) -> Sequence[str]:
     """Print the table, and below it some columns that are the same in all rows; returns what was shown."""
-    lines = [_line(each, context) for each in found]
+    lines = [_line(choice, context) for choice in offered]
     same = {
         name: next(iter(values))
         for name in _SAME_BELOW
@@ -102,7 +98,7 @@ def _show(found: Sequence[Choice], context: int, wide: bool, numbered: bool = Fa
     rows = [[line[name] for name in headings] for line in lines]
     if numbered:
         headings, rows = ["", *headings], [[str(n), *row] for n, row in enumerate(rows, 1)]
-    shown = Table(headings, rows, needed=_NEEDED).show(wide)
+    shown = Table(headings, rows, needed=NEEDED).show(wide)
     if same:
         say(f"all rows: {'; '.join(f'{name} {value}' for name, value in same.items())}")
     return [*shown, *same]
@@ -118,10 +114,10 @@ def _line(choice: Choice, context: int) -> dict[str, str]:
         "stack": candidate.cell.variant.stack,
         "variant": _variant(choice),
         "tok/s": short(choice.start.value),
-        f"at {context:,}": _range(choice.deep),
-        "TTFT": _seconds(choice.first_short),
-        "TTFT ctx": _seconds(choice.first_deep),
-        "ctx": _thousands(candidate.longest),
+        f"at {context:,}": range_text(choice.deep),
+        "TTFT": seconds_text(choice.first_short),
+        "TTFT ctx": seconds_text(choice.first_deep),
+        "ctx": thousands(candidate.longest),
         "GB": size,
         "bits": f"{candidate.bits:.1f}",
         "PPL": loss,
@@ -133,11 +129,11 @@ def _line(choice: Choice, context: int) -> dict[str, str]:
 
 def _quality(choice: Choice) -> tuple[str, str, str]:
     """Perplexity above that of 16-bit weights, KL divergence from them, and where both are from."""
-    known = choice.quality
-    if known is None:
+    quality = choice.quality
+    if quality is None:
         return NONE, NONE, NONE
-    kld = NONE if known.kld is None else f"{known.kld:.5f}"
-    return f"{round(known.loss, 3) + 0.0:+.1%}", kld, HERE if known.source == HERE else "published"
+    kld = NONE if quality.kld is None else f"{quality.kld:.5f}"
+    return f"{round(quality.loss, 3) + 0.0:+.1%}", kld, HERE if quality.source == HERE else "published"
 
 
 def _size(memory_bytes: float, available_bytes: float) -> str:
@@ -145,16 +141,16 @@ def _size(memory_bytes: float, available_bytes: float) -> str:
     return f"{memory_bytes / 1e9:.1f}" + (f" ({over / 1e9:.1f} short)" if over > 0 else "")
 
 
-def _range(figure: Range) -> str:
+def range_text(figure: Range) -> str:
     return f"{short(figure.value)} ({short(figure.low)} to {short(figure.high)})"
 
 
-def _thousands(tokens: int | None) -> str:
+def thousands(tokens: int | None) -> str:
     """Tokens in whole units of 1,024."""
     return f"{tokens // 1024}k" if tokens else NONE
 
 
-def _seconds(figure: Range | None) -> str:
+def seconds_text(figure: Range | None) -> str:
     if figure is None or not _is_useful(figure):
         return NONE
     seconds = figure.value / 1e3
@@ -168,18 +164,20 @@ def _is_useful(figure: Range) -> bool:
 
 def _widest_ttft(ranking: Sequence[Ranked]) -> str:
     """The widest 90% interval of a TTFT, over its value."""
-    of = [each.choice.first_short for each in ranking] + [each.choice.first_deep for each in ranking]
-    found = [each for each in of if each and _is_useful(each)]
-    if not found:
+    ttfts = [row.choice.first_short for row in ranking] + [row.choice.first_deep for row in ranking]
+    useful = [ttft for ttft in ttfts if ttft and _is_useful(ttft)]
+    if not useful:
         return ""
-    low = min(each.low / each.value for each in found)
-    high = max(each.high / each.value for each in found)
+    low = min(ttft.low / ttft.value for ttft in useful)
+    high = max(ttft.high / ttft.value for ttft in useful)
     return f" (90% intervals: {low:.2g} to {high:.2g} times that at the widest)"
 
 
 def show_unmaintained(shown: Sequence[Choice]) -> None:
     """Print which stacks of these rows have a package that is no longer maintained."""
-    for header in {each.candidate.cell.header.stack: each.candidate.cell.header for each in shown}.values():
+    for header in {
+        choice.candidate.cell.header.stack: choice.candidate.cell.header for choice in shown
+    }.values():
         if header.successor:
             print(
                 wrapped(
@@ -198,7 +196,7 @@ def show_notes(
 ) -> None:
     """Print what the headings that were shown mean, the evidence for the predictions, and the error of those
     made here."""
-    sources = dict.fromkeys(each.choice.quality.source for each in ranking if each.choice.quality)
+    sources = dict.fromkeys(row.choice.quality.source for row in ranking if row.choice.quality)
     where = "this machine" if place.here else place.name
     meanings = {
         "tok/s": "tok/s: predicted, at the start, and at the end of the context with 90% intervals",
@@ -217,17 +215,17 @@ def show_notes(
         " these",
     }
     lines = [explained(shown, meanings)]
-    bases = {each.choice.basis for each in ranking}
+    bases = {row.choice.basis for row in ranking}
     first = ranking[0].choice.candidate.traits if ranking else None
     kind, measured = (first.kind, _evidence(first)) if first else (DENSE, None)
-    of_own = {each.traits.kind for each in examples if each.traits.device == place.name}
+    of_own = {example.traits.kind for example in examples if example.traits.device == place.name}
     if kind not in (DENSE, *(measured.kinds if measured else ()), *of_own):
         name = "a mixture of experts" if kind == EXPERTS else "a model with states"
         lines.append(
             f"only dense models were measured: what {name} costs besides its bytes is a guess, and the "
             "intervals are wider."
         )
-    if any(each.choice.candidate.split for each in ranking):
+    if any(row.choice.candidate.split for row in ranking):
         lines.append(
             "gpu_layers: as many layers as fit are on the GPU, the others on the CPU. n_cpu_moe: the experts "
             "of as few layers as need be are on the CPU, all else is on the GPU. Each side takes its time "
@@ -260,7 +258,7 @@ def _elsewhere(bases: Set[str], measured: Evidence | None, place: Place) -> str:
 
 def _extrapolated(first: Traits, measured: Evidence | None, examples: Sequence[Example]) -> str | None:
     """A sentence where a variant reads far less or more in a step than all that was measured."""
-    sizes = [each.traits.read_bytes for each in examples if each.traits.device == first.device]
+    sizes = [example.traits.read_bytes for example in examples if example.traits.device == first.device]
     sizes += [measured.least_bytes, measured.most_bytes] if measured else []
     mine = first.read_bytes
     if not sizes or min(sizes) / FAR <= mine <= max(sizes) * FAR:
@@ -276,98 +274,9 @@ def show_commands(choice: Choice, source: Source, context: int, place: Place) ->
     """Print how to run the first of the ranking."""
     print(f"\nrun {title(choice)}:")
     threads = place.threads if place.here else None
-    found = commands.commands_of_candidate(choice.candidate, source, context, place.device.family, threads)
-    for program, command in found.items():
+    by_program = commands.commands_of_candidate(
+        choice.candidate, source, context, place.device.family, threads
+    )
+    for program, command in by_program.items():
         first, *others = command.splitlines()
         print("\n".join([f"  {program + ':':14}{first}", *(" " * 16 + line for line in others)]))
-
-
-# Of each model on each machine, the best variant that reaches a speed.
-
-
-def show_found(
-    heading: str, found: Sequence[Found], of_machines: bool, notes: Sequence[str], wide: bool
-) -> None:
-    """Print a row for each model of one machine, or for each machine of one model."""
-    split = next((each.choice.candidate.split for each in found if each.choice.candidate.split), None)
-    lines = [_line_of(each, of_machines, split is not None) for each in found]
-    print(wrapped(heading) + "\n")
-    shown = Table([*lines[0]], [[*line.values()] for line in lines], needed=_NEEDED).show(wide)
-    of_types = {each.choice.candidate.type: each.choice.candidate.bits for each in found}
-    bits = ", ".join(f"{name} {value:.1f}" for name, value in sorted(of_types.items(), key=itemgetter(1)))
-    meanings = {
-        "tok/s": "tok/s: at the end of that context, predicted for llama.cpp with flash attention, with 90% "
-        "intervals",
-        "TTFT": f"TTFT: predicted, in s, of {SHORT_PROMPT:,} tokens",
-        "ctx": "ctx: the longest context that fits",
-        "GB": "GB: of the file to download",
-        "mem": "mem: GB of memory",
-        "type": f"type: bits of a weight in the linear layers, scales included, are {bits}; from "
-        f"{LEAST_BITS} on most models lose little",
-    }
-    marks = []
-    if any(not each.choice.candidate.keeps_cache for each in found):
-        marks.append(f"*: with a {SMALL_KV} KV cache, which loses something too; the others' has 16 bits.")
-    if split:
-        marks.append(
-            "n_cpu_moe: the experts of so many layers are on the CPU, with "
-            f"{split.available_bytes / 1e9:.0f} GB at {split.traits.bytes_per_s / 1e9:,.0f} GB/s; all else "
-            "is on the GPU. Of such a variant no TTFT is predicted."
-        )
-    families = dict.fromkeys(family_name(each.choice.candidate.traits) for each in found)
-    errors = [how_far_off(family) for family in families]
-    print("\n" + "\n".join(map(wrapped, (*marks, *notes, explained(shown, meanings), *errors))))
-
-
-def of_sizes() -> str:
-    """Which model stands for its size: no quality that models share is known."""
-    return (
-        f"A row is the model of its size class that people run most ({LEAST_BITS} bits first), not the best:"
-        f" {PULLS_SOURCE}."
-    )
-
-
-def counted(found: Sequence[Found], known: int, of: str, tok_s: float, context: int) -> str:
-    """How many reach the speed, and how many may."""
-    perhaps = sum(not each.reaches for each in found)
-    more = f", and {perhaps} more may (~)" if perhaps else ""
-    reach = f"{len(found) - perhaps} of {known} known {of} at {tok_s:g} tok/s or more"
-    return f"{reach} with {context:,} tokens of context{more}"
-
-
-def that_may(found: Sequence[Found], tok_s: float) -> list[str]:
-    """What the mark of those that may reach the speed says."""
-    if all(each.reaches for each in found):
-        return []
-    return [f"~: fewer than {tok_s:g} tok/s are predicted; only the upper end of the interval reaches them."]
-
-
-def of_others(found: Sequence[Found], shown: Sequence[Found]) -> list[str]:
-    """How many are not shown, and what they reach."""
-    left = Counter(each.kind for each in found) - Counter(each.kind for each in shown)
-    kinds = {
-        "that reach it": left[True, True],
-        f"that reach it with fewer than {LEAST_BITS} bits": left[True, False],
-        "that may": left[False, True] + left[False, False],
-    }
-    counts = [f"{count} {what}" for what, count in kinds.items() if count]
-    return [f"Not shown (--all): {names.listed(counts)}."] if counts else []
-
-
-def _line_of(found: Found, of_machines: bool, is_split: bool) -> dict[str, str]:
-    candidate, place, split = found.choice.candidate, found.pair.place, found.choice.candidate.split
-    of_machine = {
-        "machine": place.device.name,
-        "mem": f"{(place.device.memory_bytes or 0) / 1e9:.0f}",
-        "GB/s": f"{place.bytes_per_s / 1e9:.0f}",
-    }
-    of_model = {"model": candidate.traits.model, "B": short(found.parameters / 1e9)}
-    first = found.choice.first_short
-    return (of_machine if of_machines else of_model) | {
-        "type": candidate.type.removesuffix("_moe") + "*" * (not candidate.keeps_cache),
-        **({"n_cpu_moe": str(split.n_cpu_moe) if split else NONE} if is_split else {}),
-        "tok/s": "~" * (not found.reaches) + _range(found.choice.deep),
-        "TTFT": _seconds(first),
-        "ctx": _thousands(candidate.longest),
-        **({} if of_machines else {"GB": f"{candidate.weight_bytes / 1e9:.1f}"}),
-    }

@@ -24,7 +24,7 @@ class Traits:
     `family`: cpu, cuda, metal, hip, vulkan. `kind`: of its layers.
     `read_bytes`: of weights and states, in one step; `reaches`: the KV cache, by what layers attend to.
     `bytes_per_s`: the device's read bandwidth. `pass_flops`: of one token in a prompt; `flops`: the device's
-    rate for them, null: unknown. `packed`: weights of fewer than 16 bits, whose products may have kernels and
+    rate for them, None: unknown. `packed`: weights of fewer than 16 bits, whose products may have kernels and
     a rate of their own. `expert_bytes`: of all experts, of which a token uses `expert_share`.
     `setup`: whose machine of this kind; empty: the user's. `software`: a version with costs of its own;
     empty: today's. `generation`: of a maker's chips; empty: unknown. `maker`: of the GPU, or the kind of
@@ -73,6 +73,6 @@ class Range:
     low: float
     high: float
 
-    def inverted(self, of: float) -> Range:
+    def inverted(self, amount: float) -> Range:
         """`of` divided by this."""
-        return Range(of / self.value, of / self.high, of / self.low)
+        return Range(amount / self.value, amount / self.high, amount / self.low)

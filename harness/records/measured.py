@@ -24,7 +24,7 @@ from harness.records.parts import (
     Triples,
     clause,
 )
-from harness.theory.tensors import element_bytes
+from harness.theory.ggml_types import element_bytes
 
 # Keys of a record for the machine's sensors and for cooling down.
 

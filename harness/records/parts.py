@@ -241,7 +241,7 @@ class Header(TypedDict):
 
 
 class Kept(TypedDict):
-    """What layers of one kind keep of earlier tokens (harness/theory/decoder.py, Cache)."""
+    """What layers of one kind keep of earlier tokens (harness/theory/layer_parts.py, Cache)."""
 
     layers: Count
     k: Count

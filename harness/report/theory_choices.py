@@ -11,7 +11,8 @@ from harness.theory.machines import (
     memory_words,
     reserved_words,
 )
-from harness.theory.memory import LLAMA_CPP, TRANSFORMERS, Choice
+from harness.theory.memory import LLAMA_CPP, TRANSFORMERS
+from harness.theory.memory_choices import Choice
 
 
 def _fits(row: Choice) -> str:

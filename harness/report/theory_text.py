@@ -12,6 +12,7 @@ from typing import TypeVar, cast
 from harness.base.text import plural
 from harness.report.text_table import NONE, Table, formatted, say
 from harness.theory import downloads
+from harness.theory.ggml_quants import ALL_QUANTS
 from harness.theory.machines import (
     SYSTEM,
     SYSTEM_RESERVE_BYTES,
@@ -19,7 +20,9 @@ from harness.theory.machines import (
     memory_words,
     reserved_words,
 )
-from harness.theory.memory import IDEAL, LLAMA_CPP, LLAMA_CPP_FLASH, OF_MIXTURES, TRANSFORMERS, Fit
+from harness.theory.memory import IDEAL, LLAMA_CPP, LLAMA_CPP_FLASH, TRANSFORMERS
+from harness.theory.memory_choices import OF_MIXTURES
+from harness.theory.memory_fit import Fit
 from harness.theory.rows import (
     Chunk,
     Reached,
@@ -30,7 +33,6 @@ from harness.theory.rows import (
     Sides,
     TensorRow,
 )
-from harness.theory.tensors import ALL_QUANTS
 
 R = TypeVar("R")
 Columns = Sequence[tuple[str, Callable[[R], object]]]

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from harness.base.text import listed, plural
 from harness.stacks.header import Given, Header, Limit, Options, Trial, holds
 from harness.theory.decoder import Decoder
-from harness.theory.tensors import Packing, linears
+from harness.theory.packed_sizes import Packing, linears
 
 Changes = Mapping[str, Given]
 PINNED = "cpus"  # the option of a stack that can keep its threads on these

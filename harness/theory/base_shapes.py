@@ -14,8 +14,8 @@ from typing import NamedTuple
 from harness.base import data
 from harness.theory import decoder, names
 from harness.theory.decoder import Decoder
+from harness.theory.ggml_quants import ALL_QUANTS
 from harness.theory.names import Named, NotUnderstood
-from harness.theory.tensors import ALL_QUANTS
 
 LONGEST = 160  # characters of a hub's owner, repository and tag
 SIZE_TOLERANCE = 0.12  # of a stated size, where a shape's own name states none: 24b is 23.6e9 parameters
@@ -72,19 +72,19 @@ def understood(text: str, shapes: Mapping[str, Decoder], otherwise: str = "") ->
     typed = _typed(spelled)
     if encodes := next((word for word in typed.words if word in _RULES["encoders"]), None):
         raise NotUnderstood(f'by its name ("{encodes}") it is no decoder: it generates no tokens')
-    found = _best(typed, shapes)
-    if len(found) > 1:
-        raise NotUnderstood(names.did_you_mean([each.name for each in found]), ambiguous=True)
-    if found:
-        known = found[0]
-        named = names.with_context(known.name, shapes[known.name], set(typed.words), tuned=":" in text)
+    best = _best(typed, shapes)
+    if len(best) > 1:
+        raise NotUnderstood(names.did_you_mean([base.name for base in best]), ambiguous=True)
+    if best:
+        shape = best[0]
+        named = names.with_context(shape.name, shapes[shape.name], set(typed.words), tuned=":" in text)
     else:
         try:
             named = names.named("-".join(typed.words), shapes, otherwise)
         except NotUnderstood as why:
             raise NotUnderstood(_nearest(typed, shapes, otherwise) or why.hint, why.ambiguous) from why
-        known = _split(named.name)
-    return named._replace(note=_note(text, named, typed, known))
+        shape = _split(named.name)
+    return named._replace(note=_note(text, named, typed, shape))
 
 
 def formats(text: str) -> list[str]:
@@ -133,7 +133,7 @@ def _typed(name: str) -> _Typed:
 
 def _split(name: str) -> _Known:
     words = names.word_list(name)
-    first = next((at for at, word in enumerate(words) if _SIZE.fullmatch(word)), len(words))
+    first = next((index for index, word in enumerate(words) if _SIZE.fullmatch(word)), len(words))
     sizes = {word for word in words if _SIZE.fullmatch(word)}
     return _Known(name, words[:first], sizes, set(words[first:]) - sizes)
 
@@ -141,27 +141,27 @@ def _split(name: str) -> _Known:
 def _best(typed: _Typed, shapes: Mapping[str, Decoder]) -> list[_Known]:
     """Those that fit with the most words."""
     ranks = {
-        known.name: (len(known.stem), len(known.after & set(typed.words)), len(known.sizes))
-        for known in map(_split, shapes)
-        if _fits(known, typed, shapes)
+        shape.name: (len(shape.stem), len(shape.after & set(typed.words)), len(shape.sizes))
+        for shape in map(_split, shapes)
+        if _fits(shape, typed, shapes)
     }
     return [_split(name) for name, rank in ranks.items() if rank == max(ranks.values())]
 
 
-def _fits(known: _Known, typed: _Typed, shapes: Mapping[str, Decoder]) -> bool:
-    end = _after(known.stem, typed.words)
-    if end is None or not (known.after <= set(typed.words) or known.name in _RULES["defaults"]):
+def _fits(shape: _Known, typed: _Typed, shapes: Mapping[str, Decoder]) -> bool:
+    end = _after(shape.stem, typed.words)
+    if end is None or not (shape.after <= set(typed.words) or shape.name in _RULES["defaults"]):
         return False
-    if _is_next(end, typed) and typed.words[end] not in known.after:
+    if _is_next(end, typed) and typed.words[end] not in shape.after:
         return False
-    if known.sizes:
-        return _largest(typed.sizes) in (_largest(known.sizes), None) and bool(
-            typed.sizes and typed.sizes <= known.sizes
+    if shape.sizes:
+        return _largest(typed.sizes) in (_largest(shape.sizes), None) and bool(
+            typed.sizes and typed.sizes <= shape.sizes
         )
     if typed.sizes:
         stated = _largest(typed.sizes)
-        return stated is not None and abs(stated / _parameters(known, shapes) - 1) < SIZE_TOLERANCE
-    return _others(typed, known) <= set(_RULES["tunings"])
+        return stated is not None and abs(stated / _parameters(shape, shapes) - 1) < SIZE_TOLERANCE
+    return _others(typed, shape) <= set(_RULES["tunings"])
 
 
 def _is_next(end: int, typed: _Typed) -> bool:
@@ -172,7 +172,7 @@ def _is_next(end: int, typed: _Typed) -> bool:
 def _after(stem: Sequence[str], words: Sequence[str]) -> int | None:
     """Where in `words` the stem ends; None if it is not there in one piece."""
     starts = range(len(words) - len(stem) + 1) if stem else ()
-    return next((at + len(stem) for at in starts if words[at : at + len(stem)] == stem), None)
+    return next((start + len(stem) for start in starts if words[start : start + len(stem)] == stem), None)
 
 
 def _largest(sizes: set[str]) -> float | None:
@@ -181,51 +181,51 @@ def _largest(sizes: set[str]) -> float | None:
     return max(plain, default=None)
 
 
-def _parameters(known: _Known, shapes: Mapping[str, Decoder]) -> int:
-    return decoder.parameters(shapes[known.name])
+def _parameters(shape: _Known, shapes: Mapping[str, Decoder]) -> int:
+    return decoder.parameters(shapes[shape.name])
 
 
-def _others(typed: _Typed, known: _Known) -> set[str]:
+def _others(typed: _Typed, shape: _Known) -> set[str]:
     """Words of the typed name that the known one lacks, but for those that every name may have."""
-    return set(typed.words) - {*known.stem, *known.sizes, *known.after} - names.IGNORED
+    return set(typed.words) - {*shape.stem, *shape.sizes, *shape.after} - names.IGNORED
 
 
 def _nearest(typed: _Typed, shapes: Mapping[str, Decoder], otherwise: str) -> str | None:
     """The nearest sizes of the family, for sizes that are not known; None for another family."""
     stated = _largest(typed.sizes)
-    ends = {known.name: _after(known.stem, typed.words) for known in map(_split, shapes)}
+    ends = {shape.name: _after(shape.stem, typed.words) for shape in map(_split, shapes)}
     stems = [len(_split(name).stem) for name, end in ends.items() if end and not _is_next(end, typed)]
     least = max(stems, default=1)
     family = [
-        known
-        for known in map(_split, shapes)
-        if len(known.stem) >= least and _after(known.stem[:least], typed.words) is not None
+        shape
+        for shape in map(_split, shapes)
+        if len(shape.stem) >= least and _after(shape.stem[:least], typed.words) is not None
     ]
     if stated is None or not family:
         return None
-    family.sort(key=lambda known: abs(math.log(_parameters(known, shapes) / stated)))
+    family.sort(key=lambda shape: abs(math.log(_parameters(shape, shapes) / stated)))
     sizes = " ".join(sorted(typed.sizes))
-    close = names.listed([known.name for known in family[:_NEAREST]])
+    close = names.listed([shape.name for shape in family[:_NEAREST]])
     then = f"; {otherwise}" if otherwise else ""
     return f"none of its family is known with {sizes} parameters; nearest: {close}{then}"
 
 
-def _note(text: str, named: Named, typed: _Typed, known: _Known) -> str:
+def _note(text: str, named: Named, typed: _Typed, shape: _Known) -> str:
     """Which shape was taken, and why."""
     size, context = decoder.parameters(named.made) / 1e9, named.made.context
     sentences = [f"{text}: taken for {named.name} ({size:.3g}B parameters, {context:,} tokens of context)"]
-    sentences += [*_reasons(typed, known)]
+    sentences += [*_reasons(typed, shape)]
     return "; ".join(sentences)
 
 
-def _reasons(typed: _Typed, known: _Known) -> Iterator[str]:
-    others = sorted(_others(typed, known))
-    if known.name in _RULES["defaults"] and not known.after <= set(typed.words):
+def _reasons(typed: _Typed, shape: _Known) -> Iterator[str]:
+    others = sorted(_others(typed, shape))
+    if shape.name in _RULES["defaults"] and not shape.after <= set(typed.words):
         yield "its version is not said, and shapes of versions differ"
     yield "a finetune has the shape of its base, but may have another context or vocabulary"
     if seen := [word for word in others if word in _RULES["senses"]]:
         yield f"{' '.join(seen)}: the text model alone, without what sees or hears"
     if typed.formats:
-        types = [each for each in typed.formats if each in ALL_QUANTS]
+        types = [format for format in typed.formats if format in ALL_QUANTS]
         stored = f"--quant {types[0]}" if types else "--quant or --bpw"
         yield f"{' '.join(typed.formats)} says how weights are stored, which {stored} sets"

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 
 from harness.base import data
 from harness.theory.machines import CITED, DOCUMENTS, Figure, Machine
+from harness.theory.quantities import memory_in_name
 
 CHANNEL_BYTES = 8  # a transfer on a channel of 64 bits
 USUAL_CHANNELS = 2  # of desktops and laptops
@@ -21,7 +22,6 @@ _CALLED = [  # spellings, replaced one after the other in a name in lower case
 ]
 _CLASSES = {"3", "5", "7", "9", "i3", "i5", "i7", "i9", "e5"}
 _IGNORED = {"0", "amd", "cpu", "intel", "processor"}
-_SIZE = re.compile(r"\b(\d{1,4}) ?gi?b\b")
 
 
 @dataclass(frozen=True)
@@ -58,6 +58,12 @@ class Cpu:
         )
 
 
+def with_speed(cpu: Machine, transfers_per_s: float, channels: int | None) -> Machine:
+    """A CPU with memory of this speed. `channels`: None for all that it has."""
+    bandwidth = Figure(bytes_per_s(transfers_per_s, channels or cpu.channels), "given")
+    return replace(cpu, bandwidth=bandwidth, peak_bandwidth=None, assumed="")
+
+
 def bytes_per_s(transfers_per_s: float, channels: int) -> float:
     return transfers_per_s * CHANNEL_BYTES * channels
 
@@ -65,14 +71,14 @@ def bytes_per_s(transfers_per_s: float, channels: int) -> float:
 def find(text: str) -> tuple[Cpu, float | None] | None:
     """The CPU with a name as people and /proc/cpuinfo write it, and the GiB of memory that stand beside it;
     None for others. A number alone is no name."""
-    sizes = _SIZE.findall(text.lower())
-    typed = _words(_SIZE.sub(" ", text.lower()))
+    sizes, name = memory_in_name(text)
+    typed = _words(name)
     words = set(typed)
     if len(sizes) > 1 or all(word.isdigit() for word in words):
         return None
-    for cpu in (each for word in typed for each in _by_number().get(word, ())):
+    for cpu in (cpu for word in typed for cpu in _by_number().get(word, ())):
         if cpu.number <= words <= cpu.words:
-            return cpu, float(sizes[0]) if sizes else None
+            return cpu, sizes[0] if sizes else None
     return None
 
 
@@ -85,11 +91,11 @@ def _words(name: str) -> list[str]:
 
 @cache
 def _by_number() -> dict[str, list[Cpu]]:
-    found: dict[str, list[Cpu]] = {}
+    by_number: dict[str, list[Cpu]] = {}
     for cpu in known():
         for word in cpu.number:
-            found.setdefault(word, []).append(cpu)
-    return found
+            by_number.setdefault(word, []).append(cpu)
+    return by_number
 
 
 @cache
@@ -98,12 +104,12 @@ def known() -> Sequence[Cpu]:
     documents = series.pop(DOCUMENTS)
     return [
         Cpu(
-            name=f"{each['brand']} {model}",
-            memory=each["memory"],
-            channels=each["channels"],
-            kind=each.get("kind", ""),
-            source=CITED.sub(lambda found: documents[found[1]], each["source"]),
+            name=f"{row['brand']} {model}",
+            memory=row["memory"],
+            channels=row["channels"],
+            kind=row.get("kind", ""),
+            source=CITED.sub(lambda citation: documents[citation[1]], row["source"]),
         )
-        for each in series.values()
-        for model in each["models"]
+        for row in series.values()
+        for model in row["models"]
     ]

@@ -39,11 +39,11 @@ def download_of(name: str) -> Download | None:
 
 def fetches(name: str, quant: str | None = None) -> list[str]:
     """The commands that fetch a model's GGUF. `quant`: the type that was requested; None: the usual."""
-    found = download_of(name)
-    if found is None:
+    download = download_of(name)
+    if download is None:
         return []
-    pulls = [f"ollama pull {found.ollama}"] if found.ollama and not quant else []
-    repository, _, kind = found.on_hub(quant).partition(":")
+    pulls = [f"ollama pull {download.ollama}"] if download.ollama and not quant else []
+    repository, _, kind = download.on_hub(quant).partition(":")
     return pulls + ([f"hf download {repository} --include '*{kind}.gguf'"] if repository else [])
 
 

@@ -12,7 +12,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from harness.theory import decoder
-from harness.theory.decoder import Decoder, distinct_share
+from harness.theory.decoder import Decoder
+from harness.theory.layer_parts import distinct_share
 from harness.theory.tensors import Tensor, is_of_experts, streamed_bytes
 
 PADDING = 256  # llama.cpp pads the cache it attends over to this many cells
@@ -86,16 +87,16 @@ class Demand:
         return replace(self, reaches=(), state_bytes=0.0)
 
 
-def decoder_facts(made: Decoder, norms: bool = True) -> dict[str, Any]:
+def decoder_facts(model: Decoder, norms: bool = True) -> dict[str, Any]:
     """What a record keeps of a model that is not dense: its architecture, experts, active parameters, and
     layers by kind of cache."""
     return {
-        "architecture": made.arch,
-        "experts": made.experts,
-        "experts_used": made.experts_used,
-        "layer_params": decoder.active_layer_params(made, norms),
-        "lm_head_params": decoder.lm_head_params(made),
-        "caches": [{"layers": layers, **vars(cache)} for cache, layers in decoder.kinds(made).items()],
+        "architecture": model.arch,
+        "experts": model.experts,
+        "experts_used": model.experts_used,
+        "layer_params": decoder.active_layer_params(model, norms),
+        "lm_head_params": decoder.lm_head_params(model),
+        "caches": [{"layers": layers, **vars(cache)} for cache, layers in decoder.kinds(model).items()],
     }
 
 
@@ -135,31 +136,31 @@ def demand_of(
     )
 
 
-def demand_of_bits(made: Decoder, weight_bits: float, kv_bits: float = 16, norms: bool = True) -> Demand:
+def demand_of_bits(model: Decoder, weight_bits: float, kv_bits: float = 16, norms: bool = True) -> Demand:
     """The demand of a model with all weights at one width. `norms`: whether those of norms count."""
-    facts, byte, kv_byte = decoder_facts(made, norms), weight_bits / 8, kv_bits / 8
+    facts, byte, kv_byte = decoder_facts(model, norms), weight_bits / 8, kv_bits / 8
     lm_head = facts["lm_head_params"] * byte
-    embedding = decoder.table_params(made) * byte + (0 if made.tied else lm_head)
-    experts = decoder.expert_params(made) * byte
+    embedding = decoder.table_params(model) * byte + (0 if model.tied else lm_head)
+    experts = decoder.expert_params(model) * byte
     return demand_of(facts, facts["layer_params"] * byte, lm_head, experts, kv_byte, kv_byte, embedding)
 
 
-def demand_of_tensors(made: Decoder, tensors: Sequence[Tensor], kv_bits: float = 16) -> Demand:
+def demand_of_tensors(model: Decoder, tensors: Sequence[Tensor], kv_bits: float = 16) -> Demand:
     """The demand of a model with exactly these tensors, as stored."""
     of_part = dict.fromkeys(("embedding", "lm_head"), 0)
     streamed, experts, tables = 0, 0, 0
     for tensor in tensors:
-        streamed += streamed_bytes(tensor, made.tied, made.expert_share)
+        streamed += streamed_bytes(tensor, model.tied, model.expert_share)
         if tensor.part in of_part:
             of_part[tensor.part] += tensor.bytes
         elif decoder.is_table(tensor.name):
             tables += tensor.bytes
         if is_of_experts(tensor.name):
             experts += tensor.bytes
-    lm_head = of_part["embedding" if made.tied else "lm_head"]
-    embedding = tables + (0 if made.tied else of_part["embedding"])
+    lm_head = of_part["embedding" if model.tied else "lm_head"]
+    embedding = tables + (0 if model.tied else of_part["embedding"])
     kv_byte = kv_bits / 8
-    return demand_of(decoder_facts(made), streamed - lm_head, lm_head, experts, kv_byte, kv_byte, embedding)
+    return demand_of(decoder_facts(model), streamed - lm_head, lm_head, experts, kv_byte, kv_byte, embedding)
 
 
 def with_kv(needs: Demand, bytes_per_token: float) -> Demand:
@@ -226,8 +227,8 @@ def cost(demand: Demand, step: Pass) -> Work:
 
 def _attention(reach: Reach, step: Pass) -> tuple[float, float]:
     """Pairs of a query and a cached token, and the tokens of cache that move."""
-    own = step.length if step.kv_read == "window" else None
-    window = min((size for size in (reach.window, own) if size is not None), default=math.inf)
+    stack_window = step.length if step.kv_read == "window" else None
+    window = min((size for size in (reach.window, stack_window) if size is not None), default=math.inf)
     if step.kv_read == "full":
         cells = min(step.length or 0, window)
         pairs = step.tokens * cells

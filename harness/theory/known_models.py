@@ -13,8 +13,9 @@ from harness.base.files import JsonFileError, object_of
 from harness.base.text import shortened
 from harness.theory import names
 from harness.theory.architectures import decoder_of
+from harness.theory.config_settings import ConfigJsonError
 from harness.theory.decoder import Decoder
-from harness.theory.hf_config import SHAPES, ConfigJsonError
+from harness.theory.hf_config import SHAPES
 from harness.theory.names import NotUnderstood
 
 
@@ -80,7 +81,7 @@ def described(text: str, folder: Path, otherwise: str = "") -> tuple[str, Descri
     try:
         if text.endswith(".json"):
             return _by_config(folder.absolute() / Path(text).expanduser())
-        found = names.named(text, Known(), otherwise)
+        named = names.named(text, Known(), otherwise)
     except NotUnderstood as why:
         raise NoModel(why.sentence("shape", f'"{shortened(text)}"')) from None
     except ConfigJsonError as why:
@@ -90,12 +91,12 @@ def described(text: str, folder: Path, otherwise: str = "") -> tuple[str, Descri
     except (OSError, RuntimeError) as why:  # RuntimeError: no such user's home
         reason = (why.strerror if isinstance(why, OSError) else None) or str(why)
         raise NoModel(f"{shortened(text, 200)}: {reason.lower()}") from why
-    return found.name, Described(found.made, None if found.made.is_dense else config_of(found.name))
+    return named.name, Described(named.made, None if named.made.is_dense else config_of(named.name))
 
 
 def _by_config(path: Path) -> tuple[str, Described]:
     """The model in a config.json, named after its folder, or after a file of another name."""
     config = object_of(path, bounds.CONFIG_JSON_BYTES)
-    made = decoder_of(config)
+    decoder = decoder_of(config)
     name = path.parent.name if path.name == "config.json" else path.stem
-    return name, Described(made, None if made.is_dense else config)
+    return name, Described(decoder, None if decoder.is_dense else config)

@@ -1,4 +1,4 @@
-"""Machines: memory, bandwidth, compute. Pure."""
+"""Machines, and those of data/machines.toml by name: memory, bandwidth, rates, each with its source. Pure."""
 
 from __future__ import annotations
 
@@ -10,8 +10,6 @@ from functools import cache
 from typing import Any, NamedTuple
 
 from harness.base import data
-
-# Data of a machine: memory, bandwidth, rates, reserved memory. Pure.
 
 
 class Figure(NamedTuple):
@@ -58,9 +56,11 @@ class Machine:
         memory = Figure(count * self.memory.value, f"{count} x {self.memory.source}")
         return replace(self, name=f"{count}x {self.name}", memory=memory, count=count)
 
-    def reserving(self, wanted: float | str | None) -> Machine:
+    def reserving(self, requested: float | str | None) -> Machine:
         """With the reserve that a user wants; None: the usual one."""
-        return self if wanted is None else replace(self, own_reserve=changed_reserve(self.reserve, wanted))
+        return (
+            self if requested is None else replace(self, own_reserve=changed_reserve(self.reserve, requested))
+        )
 
     @property
     def family(self) -> str:
@@ -128,13 +128,13 @@ def drives_display(gpu: str) -> bool:
     return any(brand in gpu for brand in ("GeForce", "Radeon RX", "Arc "))
 
 
-def changed_reserve(usual: Figure, wanted: float | str | None) -> Figure:
+def changed_reserve(usual: Figure, requested: float | str | None) -> Figure:
     """The reserve with what a user says of it: bytes, HEADLESS, or None. Only a reserve for a display is
     less without one."""
-    if wanted == HEADLESS:
+    if requested == HEADLESS:
         is_less = usual.source == DISPLAY
         return Figure(_headless_bytes(usual), "the driver, without a display") if is_less else usual
-    return usual if wanted is None else Figure(float(wanted), GIVEN)
+    return usual if requested is None else Figure(float(requested), GIVEN)
 
 
 def _headless_bytes(reserve: Figure) -> float:
@@ -176,9 +176,6 @@ _METAL = (
 OWN_OR_MEASURED = {"own", "measured"}  # rates of a user's own machine, and measured on this one
 
 
-# Machines by name, from data/machines.toml: memory, bandwidth, rates, each figure with its source. Pure.
-
-
 DOCUMENTS = "documents"
 """The table of sources that several records name."""
 CITED = re.compile(r"\{([^{}]*)\}")
@@ -216,13 +213,15 @@ def machine(record: Mapping[str, Any], documents: Mapping[str, str]) -> Machine:
     """A machine of a record in the form of data/machines.toml. Raises KeyError for an unknown document."""
     sources: Mapping[str, str] = record.get("sources", {})
 
-    def source(what: str) -> str:
-        cited = CITED.sub(lambda found: documents[found[1]], record.get("source", ""))
-        own = CITED.sub(lambda found: {"source": cited, **documents}[found[1]], sources.get(what, ""))
-        return own or cited
+    def source(figure: str) -> str:
+        cited = CITED.sub(lambda citation: documents[citation[1]], record.get("source", ""))
+        specific = CITED.sub(
+            lambda citation: {"source": cited, **documents}[citation[1]], sources.get(figure, "")
+        )
+        return specific or cited
 
-    def bytes_per_s(what: str) -> Figure:
-        return Figure(float(round(record[f"{what}_gb_per_s"] * 1e9)), source(what))
+    def bytes_per_s(figure: str) -> Figure:
+        return Figure(float(round(record[f"{figure}_gb_per_s"] * 1e9)), source(figure))
 
     rates = {
         rate: Figure(float(round(tera * 1e12)), source(rate))

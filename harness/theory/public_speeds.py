@@ -9,14 +9,14 @@ from dataclasses import dataclass, replace
 from functools import cache, cached_property
 
 from harness.base import data
-from harness.theory import floors, names, tensors
+from harness.theory import floors, ggml_quants, machine_names, names
 from harness.theory.decoder import Decoder
 from harness.theory.floors import Ceiling, Demand
+from harness.theory.ggml_quants import ALL_QUANTS
 from harness.theory.known_models import Known
 from harness.theory.machines import Figure, Machine
 from harness.theory.names import NotUnderstood
 from harness.theory.rows import ReachedByOthers
-from harness.theory.tensors import ALL_QUANTS
 
 COLUMNS = (
     *("model", "quant", "stack", "version", "year", "machine", "memory_gib", "bandwidth_gb_per_s", "family"),
@@ -69,7 +69,7 @@ class PublicSpeed:
     @property
     def packed(self) -> bool:
         """Weights of fewer than 16 bits."""
-        return self.quant not in tensors.UNQUANTIZED
+        return self.quant not in ggml_quants.UNQUANTIZED
 
     @property
     def demand(self) -> Demand:
@@ -111,11 +111,13 @@ class PublicSpeed:
 
 
 @cache
-def _demand(made: Decoder, quant: str) -> Demand:
+def _demand(decoder: Decoder, quant: str) -> Demand:
     if quant in _PACKED_BITS:
-        needs = floors.demand_of_bits(made, _PACKED_BITS[quant])
+        needs = floors.demand_of_bits(decoder, _PACKED_BITS[quant])
         return replace(needs, lm_head_bytes=needs.lm_head_params * 2.0)
-    return floors.demand_of_tensors(made, tensors.quantized(made, quant, as_published=made.is_dense))
+    return floors.demand_of_tensors(
+        decoder, ggml_quants.quantized(decoder, quant, as_published=decoder.is_dense)
+    )
 
 
 class Refused(ValueError):
@@ -125,32 +127,34 @@ class Refused(ValueError):
 @cache
 def rows() -> tuple[PublicSpeed, ...]:
     """The shipped rows, also those that are suspicious."""
-    return tuple(_row(line, each) for line, each in enumerate(data.rows("public_speeds.csv"), 2))
+    return tuple(_row(line, cells) for line, cells in enumerate(data.rows("public_speeds.csv"), 2))
 
 
-def used(found: Iterable[PublicSpeed]) -> list[PublicSpeed]:
+def used(speeds: Iterable[PublicSpeed]) -> list[PublicSpeed]:
     """Those that are not suspicious."""
-    return [each for each in found if not each.suspicious]
+    return [speed for speed in speeds if not speed.suspicious]
 
 
 def read(table: Iterable[Mapping[str, str | None]]) -> tuple[list[PublicSpeed], list[str]]:
     """Rows of the same columns, and a sentence on each that is left out: of an unknown name, without
     a speed, or above its ceiling. Columns may be missing where their cells may be empty."""
-    found, refused = [], []
+    speeds, refused = [], []
     for line, cells in enumerate(table, 2):
-        given = {name: (cells.get(name) or "").strip() for name in COLUMNS}
+        stripped = {name: (cells.get(name) or "").strip() for name in COLUMNS}
         try:
             if cells.get(BEYOND):
                 raise Refused("it has more cells than the first line; numbers have points, no commas")
-            found.append(_below_ceiling(_row(line, given)))
+            speeds.append(_below_ceiling(_row(line, stripped)))
         except Refused as why:
-            refused.append(f"line {line} ({given['model']} {given['quant']} on {given['machine']}): {why}")
-    return found, refused
+            refused.append(
+                f"line {line} ({stripped['model']} {stripped['quant']} on {stripped['machine']}): {why}"
+            )
+    return speeds, refused
 
 
 def _row(line: int, cells: Mapping[str, str]) -> PublicSpeed:
     """Raises Refused."""
-    if empty := next((each for each in _NEEDED if not cells[each]), None):
+    if empty := next((column for column in _NEEDED if not cells[column]), None):
         raise Refused(f"{empty} is empty")
     if cells["stack"].lower() not in _SOFTWARE:
         raise Refused(f"unknown stack {cells['stack']!r}; there are {', '.join(filter(None, _SOFTWARE))}")
@@ -160,7 +164,7 @@ def _row(line: int, cells: Mapping[str, str]) -> PublicSpeed:
         raise Refused(f"unknown quantization {quant!r}")
     if (family := cells["family"] or device.family) not in _FAMILIES:
         raise Refused(f"unknown family {family!r}")
-    decode, prefill = (_pair(cells, *each) for each in _SPEEDS)
+    decode, prefill = (_pair(cells, *columns) for columns in _SPEEDS)
     if decode == prefill == (None, None):
         raise Refused("no speed")
     year = _number(cells, "year")
@@ -200,17 +204,17 @@ def _device(cells: Mapping[str, str]) -> Machine:
     if not cells["family"]:
         raise Refused(f"a machine of that bandwidth needs its family: {', '.join(_FAMILIES)}")
     figures = Figure(int((memory or 0) * 2**30), "given"), Figure(bandwidth * 1e9, "given")
-    made = Machine(cells["machine"], *figures, {}, "")
+    device = Machine(cells["machine"], *figures, {}, "")
     if cells["family"] == "cuda":
-        return replace(made, compute_capability=(0, 0))  # not known; no rate depends on it
-    return made if cells["family"] == "cpu" else replace(made, gpu_api=cells["family"])
+        return replace(device, compute_capability=(0, 0))  # not known; no rate depends on it
+    return device if cells["family"] == "cpu" else replace(device, gpu_api=cells["family"])
 
 
 @cache
 def _known(machine: str) -> Machine:
     """Raises Refused."""
     try:
-        return names.one_machine(machine, any_size=True)
+        return machine_names.one_machine(machine, any_size=True)
     except NotUnderstood as why:
         raise Refused(why.sentence("machine", machine)) from why
 
@@ -242,17 +246,14 @@ def _number(cells: Mapping[str, str], column: str) -> float | None:
 
 def _below_ceiling(row: PublicSpeed) -> PublicSpeed:
     """Raises Refused."""
-    for what, tok_s, ceiling in (
+    for column, tok_s, ceiling in (
         ("tok_s", row.tok_s, row.ceiling_tok_s),
         ("prompt_tok_s", row.prompt_tok_s, row.prompt_ceiling_tok_s),
     ):
         if tok_s and ceiling and tok_s > ceiling:
             times = tok_s / ceiling
-            raise Refused(f"{what} is {tok_s:,.4g}, {times:.2g} times the most that {row.device.name} can")
+            raise Refused(f"{column} is {tok_s:,.4g}, {times:.2g} times the most that {row.device.name} can")
     return row
-
-
-# What others reached on a machine.
 
 
 def maker(machine: Machine) -> str:
@@ -264,17 +265,17 @@ def maker(machine: Machine) -> str:
 
 def others(machine: Machine) -> ReachedByOthers | None:
     """What others reached on this machine, or on those of its maker; None if nothing is known of either."""
-    decodes = [each for each in used(rows()) if each.tok_s]
-    of_machine = [each for each in decodes if each.device.name == machine.name]
-    found = of_machine or [each for each in decodes if each.maker == maker(machine)]
-    if not found:
+    decodes = [speed for speed in used(rows()) if speed.tok_s]
+    of_machine = [decode for decode in decodes if decode.device.name == machine.name]
+    speeds = of_machine or [decode for decode in decodes if decode.maker == maker(machine)]
+    if not speeds:
         return None
-    shares = sorted(share for each in found if (share := each.share))
+    shares = sorted(share for speed in speeds if (share := speed.share))
     return {
         "on": machine.name if of_machine else maker(machine),
         "is_machine": bool(of_machine),
-        "rows": len(found),
-        "sources": len({each.source for each in found}),
+        "rows": len(speeds),
+        "sources": len({speed.source for speed in speeds}),
         "median": statistics.median(shares),
         "least": shares[0],
         "most": shares[-1],

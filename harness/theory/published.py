@@ -12,8 +12,7 @@ from itertools import product
 from typing import NamedTuple
 
 from harness.base import data
-from harness.theory import floors
-from harness.theory import tensors as theory_tensors
+from harness.theory import floors, ggml_quants
 from harness.theory.decoder import (
     Decoder,
     active_params,
@@ -89,8 +88,8 @@ def prefill_knees_4090() -> StudyTable:
     rows = []
     for (name, shape), bits, lm_head in product(_shapes(MODELS), (16, 8, 4), ("every", "last")):
         needs = floors.demand_of_bits(shape, bits, norms=PUBLISHED.norms)
-        found = floors.prefill_knees(needs, CEILING, lm_head) or (None, None)
-        first, second = ("" if knee is None else str(PUBLISHED.knee(knee)) for knee in found)
+        knees = floors.prefill_knees(needs, CEILING, lm_head) or (None, None)
+        first, second = ("" if knee is None else str(PUBLISHED.knee(knee)) for knee in knees)
         rows.append(
             {
                 "model": name,
@@ -199,7 +198,7 @@ def _shapes(names: tuple[str, ...]) -> list[tuple[str, Decoder]]:
 
 def _files() -> list[tuple[str, str, Sequence[Tensor]]]:
     return [
-        (name, quant, theory_tensors.quantized(shape, quant, as_published=True))
+        (name, quant, ggml_quants.quantized(shape, quant, as_published=True))
         for (name, shape), quant in product(_shapes(MEASURED), QUANTS)
     ]
 

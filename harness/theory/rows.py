@@ -9,11 +9,13 @@ from typing import cast
 
 from typing_extensions import TypedDict
 
-from harness.theory import decoder, floors, memory
+from harness.theory import decoder, floors, memory, split_weights
 from harness.theory.decoder import Decoder
 from harness.theory.floors import Ceiling, Demand, Units
 from harness.theory.machines import SYSTEM_RESERVE_BYTES, Machine
-from harness.theory.memory import IDEAL, Fit, Form, LlamaCpp, Placement, Split, by_stack
+from harness.theory.memory import IDEAL, LlamaCpp
+from harness.theory.memory_fit import Fit, Form, by_stack
+from harness.theory.split_weights import Placement, Split
 from harness.theory.tensors import Tensor, bytes_by_part, of_shape, streamed_bytes
 
 Knees = dict[str, list[int | None] | None]
@@ -187,7 +189,7 @@ class Ask:
 
 def row(
     name: str,
-    made: Decoder,
+    model: Decoder,
     form: Form,
     machine_name: str | None,
     machine: Machine | None,
@@ -196,37 +198,37 @@ def row(
     """The row of a model whose layers are known."""
     norms, tensors = ask.units.norms, form.tensors
     if form.bits is not None:
-        needs = floors.demand_of_bits(made, form.bits, ask.kv_bits, norms)
+        needs = floors.demand_of_bits(model, form.bits, ask.kv_bits, norms)
     else:
-        needs = floors.demand_of_tensors(made, tensors, ask.kv_bits)
-    bits = needs.resident_bytes * 8 / decoder.parameters(made)
+        needs = floors.demand_of_tensors(model, tensors, ask.kv_bits)
+    bits = needs.resident_bytes * 8 / decoder.parameters(model)
     fields: Row = _EMPTY | {
         "model": name,
         "machine": machine_name,
         "weights": form.label,
         "weight_bits": bits if form.bits is None else form.bits,
         "units": ask.units.name,
-        "layer_params": decoder.layer_params(made, norms),
-        "lm_head_params": decoder.lm_head_params(made),
-        "active_params": decoder.active_params(made, norms),
-        "total_params": decoder.parameters(made, norms),
-        "kv_elements_per_token": decoder.kv_elements_per_token(made),
+        "layer_params": decoder.layer_params(model, norms),
+        "lm_head_params": decoder.lm_head_params(model),
+        "active_params": decoder.active_params(model, norms),
+        "total_params": decoder.parameters(model, norms),
+        "kv_elements_per_token": decoder.kv_elements_per_token(model),
         "kv_bits": ask.kv_bits,
         "trained_stated": True,
-        "window": made.window,
-        "experts": made.experts or None,
-        "experts_used": made.experts_used or None,
+        "window": model.window,
+        "experts": model.experts or None,
+        "experts_used": model.experts_used or None,
         "state_bytes": needs.state_bytes or None,
-        "kv_bytes_per_token": decoder.kv_elements_per_token(made) * ask.kv_bits / 8,
-        "kv_bytes_per_token_past_windows": decoder.kv_elements_per_token(made, False) * ask.kv_bits / 8,
+        "kv_bytes_per_token": decoder.kv_elements_per_token(model) * ask.kv_bits / 8,
+        "kv_bytes_per_token_past_windows": decoder.kv_elements_per_token(model, False) * ask.kv_bits / 8,
         "model_bytes": needs.resident_bytes,
         "weight_bytes_per_token": needs.weight_bytes_per_token,
         "bytes_by_part": bytes_by_part(tensors) if tensors else None,
-        "bytes_by_type": _by_type(tensors, made.tied, made.expert_share) if tensors else None,
+        "bytes_by_type": _by_type(tensors, model.tied, model.expert_share) if tensors else None,
         "flop_per_byte": needs.flops_per_token / needs.weight_bytes_per_token,
         "speculative_speedup": floors.speculative_speedup(*ask.speculation) if ask.speculation else None,
     }
-    return _on_machine(fields, made, form, needs, machine, ask) if machine else fields
+    return _on_machine(fields, model, form, needs, machine, ask) if machine else fields
 
 
 def row_without_shape(
@@ -259,8 +261,8 @@ def row_without_shape(
     }
 
 
-def _on_machine(fields: Row, made: Decoder, form: Form, needs: Demand, machine: Machine, ask: Ask) -> Row:
-    bits = needs.resident_bytes * 8 / decoder.parameters(made)
+def _on_machine(fields: Row, model: Decoder, form: Form, needs: Demand, machine: Machine, ask: Ask) -> Row:
+    bits = needs.resident_bytes * 8 / decoder.parameters(model)
     usual = machine.rate if ask.units.data_sheet_rate else machine.kernel_rate(is_quantized(bits))
     rate = None if ask.n_cpu_moe else ask.rate or usual  # a CPU's is not known
     tera = ask.units.tera / 1e12
@@ -270,13 +272,13 @@ def _on_machine(fields: Row, made: Decoder, form: Form, needs: Demand, machine: 
     )
     on_gpu, waits_s, sides = needs, 0.0, None
     if ask.n_cpu_moe:
-        placement, tensors = Placement(ask.n_cpu_moe), form.tensors or _tensors(made, form.bits or 0)
-        split = memory.split_layers(placement, made, tensors)
-        waits_s = memory.step_s(split, ask.cpu_bytes_per_s or math.inf)
+        placement, tensors = Placement(ask.n_cpu_moe), form.tensors or _tensors(model, form.bits or 0)
+        split = split_weights.split_layers(placement, model, tensors)
+        waits_s = split_weights.step_s(split, ask.cpu_bytes_per_s or math.inf)
         on_gpu = replace(needs, layer_bytes=needs.layer_bytes - split.cpu_read)
-        _, on_cpu = memory.side_models(placement, made, tensors, ask.kv_bits / 8)
-        sides = _sides(split, ask, made, memory.total_bytes(LlamaCpp(on_gpu=False), on_cpu, ask.context))
-    fits = by_stack(made, form, needs, machine, ask.context, ask.kv_bits, sides and sides["gpu_bytes"])
+        _, on_cpu = split_weights.side_models(placement, model, tensors, ask.kv_bits / 8)
+        sides = _sides(split, ask, model, memory.total_bytes(LlamaCpp(on_gpu=False), on_cpu, ask.context))
+    fits = by_stack(model, form, needs, machine, ask.context, ask.kv_bits, sides and sides["gpu_bytes"])
     if sides and (spare := sides["cpu_spare_bytes"]) is not None and spare < 0:
         for fit in filter(None, fits.values()):  # its other side does not fit main memory
             fit |= {"spare_bytes": min(fit["spare_bytes"], spare), "longest": None, "longest_uncapped": None}
@@ -311,10 +313,10 @@ def is_quantized(bits_per_weight: float) -> bool:
     return bits_per_weight < 15
 
 
-def _sides(split: Split, ask: Ask, made: Decoder, cpu_need_bytes: float) -> Sides:
+def _sides(split: Split, ask: Ask, model: Decoder, cpu_need_bytes: float) -> Sides:
     has = ask.cpu_memory_bytes
     return {
-        "n_cpu_moe": min(ask.n_cpu_moe, made.count),
+        "n_cpu_moe": min(ask.n_cpu_moe, model.count),
         "cpu_bytes": split.cpu_bytes,
         "gpu_bytes": split.gpu_bytes,
         "cpu_bytes_per_token": split.cpu_read,
@@ -325,9 +327,9 @@ def _sides(split: Split, ask: Ask, made: Decoder, cpu_need_bytes: float) -> Side
     }
 
 
-def _tensors(made: Decoder, bits: float) -> list[Tensor]:
+def _tensors(model: Decoder, bits: float) -> list[Tensor]:
     """All at one width."""
-    return [replace(tensor, bytes=round(tensor.elements * bits / 8)) for tensor in of_shape(made)]
+    return [replace(tensor, bytes=round(tensor.elements * bits / 8)) for tensor in of_shape(model)]
 
 
 def _decode(
@@ -392,9 +394,9 @@ def knees(needs: Demand, ceiling: Ceiling, units: Units) -> Knees:
 
 def _by_type(tensors: Iterable[Tensor], tied: bool, expert_share: float = 1.0) -> dict[str, dict[str, int]]:
     """{type: {model_bytes, weight_bytes_per_token}}."""
-    found: dict[str, dict[str, int]] = {}
+    by_type: dict[str, dict[str, int]] = {}
     for tensor in tensors:
-        of_type = found.setdefault(tensor.type, {"model_bytes": 0, "weight_bytes_per_token": 0})
+        of_type = by_type.setdefault(tensor.type, {"model_bytes": 0, "weight_bytes_per_token": 0})
         of_type["model_bytes"] += tensor.bytes
         of_type["weight_bytes_per_token"] += streamed_bytes(tensor, tied, expert_share)
-    return found
+    return by_type

@@ -8,29 +8,26 @@ from __future__ import annotations
 
 import difflib
 
-from harness.theory.architectures import attention, hybrids
-from harness.theory.decoder import Decoder
-from harness.theory.hf_config import (
-    DENSE,
-    EXPERTS,
+from harness.theory.architectures import attention, gemma3n, hybrids, latent, mixtures
+from harness.theory.config_settings import (
     Build,
     ConfigJsonError,
     NoShape,
     Settings,
     Values,
-    dense_kind,
-    dense_of,
     settings_of,
     shown,
 )
+from harness.theory.decoder import Decoder
+from harness.theory.hf_config import DENSE, EXPERTS, dense_kind, dense_of
 
 _BUILD: dict[str, Build] = {
     **dict.fromkeys(DENSE, dense_of),
     **attention.DENSE_BUILD,
-    **attention.MIXTURES_BUILD,
-    **attention.LATENT_BUILD,
+    **mixtures.MIXTURES_BUILD,
+    **latent.LATENT_BUILD,
     **hybrids.BUILD,
-    **attention.GEMMA3N_BUILD,
+    **gemma3n.GEMMA3N_BUILD,
 }
 KINDS = tuple(sorted(_BUILD))
 """All known model_type, without those of wrappers."""
@@ -49,8 +46,8 @@ def decoder_of(config: object) -> Decoder:
     whole = settings_of(config, "config.json")
     kind, text = text_model(whole)
     ties = [part[_TIED] for part in (text, whole) if part.get(_TIED) is not None]
-    own = {key: given for key, given in text.items() if key != _TIED}  # null is as good as missing
-    return _BUILD[kind](Values(own | ({_TIED: ties[0]} if ties else {}) | {"model_type": kind}))
+    stated = {key: value for key, value in text.items() if key != _TIED}  # null is as good as missing
+    return _BUILD[kind](Values(stated | ({_TIED: ties[0]} if ties else {}) | {"model_type": kind}))
 
 
 def text_model(config: object) -> tuple[str, Settings]:

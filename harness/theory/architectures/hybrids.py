@@ -6,9 +6,10 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from harness.theory.architectures.attention import USUAL, assembled
-from harness.theory.decoder import (
+from harness.theory.config_settings import FULL, Build, ConfigJsonError, Values, shown
+from harness.theory.decoder import Decoder
+from harness.theory.layer_parts import (
     Cache,
-    Decoder,
     Delta,
     Layer,
     Mamba2,
@@ -19,14 +20,13 @@ from harness.theory.decoder import (
     plain,
     short_convolution,
 )
-from harness.theory.hf_config import FULL, Build, ConfigJsonError, Values, shown
 
 LINEAR = "linear_attention"
 
 
-def _qwen(given: Values) -> Decoder:
+def _qwen(settings: Values) -> Decoder:
     """Qwen3-Next and Qwen3.5: three layers of a gated delta rule to one of gated attention."""
-    values = given.of(
+    values = settings.of(
         head_dim=256,
         max_position_embeddings=32_768,
         linear_conv_kernel_dim=4,
@@ -35,7 +35,7 @@ def _qwen(given: Values) -> Decoder:
         linear_num_key_heads=16,
         linear_num_value_heads=32,
     )
-    hidden, every = values.hidden, values.count("full_attention_interval", default=4)
+    hidden, period = values.hidden, values.count("full_attention_interval", default=4)
     heads = values.heads(qkv_bias=values.flag("attention_bias"), qk_norm="head", gated=True)
     delta = Delta(
         key_heads=values.count("linear_num_key_heads"),
@@ -48,9 +48,9 @@ def _qwen(given: Values) -> Decoder:
     is_mixture = values.kind not in ("qwen3_5", "qwen3_5_text")
     shared = values.count("shared_expert_intermediate_size") if is_mixture else 0
     experts = values.experts(shared=shared, shared_gate=True) if is_mixture else None
-    sparse = values.sparse(every=values.count("decoder_sparse_step", default=1)) if experts else []
+    sparse = values.sparse(period=values.count("decoder_sparse_step", default=1)) if experts else []
     ffn = 0 if experts and all(sparse) else values.count("intermediate_size")
-    kinds = values.kinds((FULL, LINEAR), lambda n: LINEAR if (n + 1) % every else FULL)
+    kinds = values.kinds((FULL, LINEAR), lambda n: LINEAR if (n + 1) % period else FULL)
 
     def of(number: int, kind: str) -> Layer:
         mixer = delta if kind == LINEAR else heads
@@ -84,9 +84,9 @@ def _mamba(values: Values, inner: int, *, bias: bool, gated_norm: bool = True) -
     )
 
 
-def _granite(given: Values) -> Decoder:
+def _granite(settings: Values) -> Decoder:
     """Granite 4: Mamba 2 with a few layers of attention; a mixture, unless it has no experts."""
-    values = given.of(
+    values = settings.of(
         max_position_embeddings=2048,
         num_local_experts=8,
         mamba_n_heads=128,
@@ -122,9 +122,9 @@ def _granite(given: Values) -> Decoder:
     )
 
 
-def _falcon(given: Values) -> Decoder:
+def _falcon(settings: Values) -> Decoder:
     """Falcon-H1: every layer has attention and Mamba 2 side by side."""
-    values = given.of(
+    values = settings.of(
         max_position_embeddings=8192, mamba_n_groups=1, mamba_d_state=256, mamba_d_conv=4, mamba_n_heads=128
     )
     hidden, ffn = values.hidden, values.count("intermediate_size")
@@ -146,9 +146,9 @@ def _falcon(given: Values) -> Decoder:
     return assembled(values, "falcon-h1", [one] * values.layers, others, heads=heads.heads, ffn=ffn)
 
 
-def _lfm2(given: Values) -> Decoder:
+def _lfm2(settings: Values) -> Decoder:
     """LFM2: short convolutions with a few layers of attention."""
-    values = given.of(
+    values = settings.of(
         max_position_embeddings=128_000, tie_word_embeddings=True, conv_L_cache=3, use_expert_bias=True
     )
     hidden = values.hidden
@@ -192,9 +192,9 @@ def _lfm2_ffn(values: Values) -> int:
 _NEMOTRON = {"M": "mamba", "*": "attention", "-": "mlp", "E": "moe"}
 
 
-def _nemotron(given: Values) -> Decoder:
+def _nemotron(settings: Values) -> Decoder:
     """Nemotron-H: a layer is Mamba 2, attention, or a feed-forward (a mixture in Nemotron 3)."""
-    values = given.of(
+    values = settings.of(
         max_position_embeddings=4096,
         head_dim=128,
         ssm_state_size=128,
@@ -244,9 +244,9 @@ def _nemotron(given: Values) -> Decoder:
 
 
 def _nemotron_kinds(values: Values) -> list[str]:
-    given, pattern = values.get("layers_block_type"), values.get("hybrid_override_pattern")
-    if isinstance(given, list) and given and all(each in _NEMOTRON.values() for each in given):
-        return [str(each) for each in given]
+    names, pattern = values.get("layers_block_type"), values.get("hybrid_override_pattern")
+    if isinstance(names, list) and names and all(name in _NEMOTRON.values() for name in names):
+        return [str(name) for name in names]
     if isinstance(pattern, str) and 0 < len(pattern) < 1000 and set(pattern) <= set(_NEMOTRON):
         return [_NEMOTRON[letter] for letter in pattern]
     raise ConfigJsonError(

@@ -16,7 +16,7 @@ from typing import Any
 
 from harness.analysis.figures import FIGURES
 from harness.analysis.warnings import Warnings
-from harness.records import kinds as records_kinds
+from harness.records import schema
 from harness.theory import floors, published
 from harness.theory.hf_config import SHAPES
 from harness.theory.known_models import Known
@@ -133,7 +133,7 @@ def folders() -> str:
 
 def record_schema() -> str:
     """docs/record.schema.json."""
-    return json.dumps(records_kinds.json_schema(), indent=1) + "\n"
+    return json.dumps(schema.json_schema(), indent=1) + "\n"
 
 
 def markdown(rows: Sequence[dict[str, Any]]) -> str:

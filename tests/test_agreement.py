@@ -172,7 +172,7 @@ def test_the_table_shows_the_own_error_with_what_is_allowed_and_why_there_is_non
     failed["check"]["own_failure"] = "is gemma2, which is not dequantized here"
     rows = [agreement.row(each) | {"name": name} for name, each in (("a", known), ("b", failed))]
     at = report.headings(rows).index("own weights")
-    assert [report.cells(each, rows)[at] for each in rows] == ["4.00% (20%)", "-"]
+    assert [report.cells(row, rows)[at] for row in rows] == ["4.00% (20%)", "-"]
     assert report.agreement_notes(rows) == [
         "b: not compared with its own weights: is gemma2, which is not dequantized here"
     ]

@@ -78,7 +78,7 @@ def test_the_golden_score_is_a_record_and_has_its_figures():
 
 
 def test_a_score_without_figures_is_no_record():
-    assert wrong_with(scored(figures=None)) == "quality.figures must be there where the outcome is ok"
+    assert wrong_with(scored(figures=None)) == "quality_figures.figures must be there where the outcome is ok"
 
 
 def test_a_score_of_logits_that_are_no_numbers_is_invalid_with_the_position_and_so_is_the_speed():
@@ -137,7 +137,7 @@ def test_an_export_has_the_quality_that_a_later_campaign_scored(tmp_path):
     score = score_of_speed({"campaign": GOLDEN["campaign"] | {"id": "2030-01-01T00:00:00+00:00"}})
     records_of = {"a": SPEED, "b": score}
     stored = [Stored(write_record(tmp_path / name, each), each) for name, each in records_of.items()]
-    found = {each.place: each.repeats for each in campaigns(stored)}
+    found = {campaign.place: campaign.repeats for campaign in campaigns(stored)}
     ((row, _),) = next(repeats for repeats in found.values() if repeats)
     assert row["kld_mean"] == quality.row(GOLDEN)["kld_mean"]
 
@@ -214,9 +214,9 @@ def test_a_few_windows_of_text_give_no_verdict_and_the_option_for_more(harness, 
         assert "too few to judge by; score at least 8 (`chunks` of the workload `quality`)" in row["reason"]
         assert row["change"] is None
         (note,) = [
-            each
-            for each in report.notes([quality.row(scored(windows=windows, means=few))])
-            if "fewer" in each
+            note
+            for note in report.notes([quality.row(scored(windows=windows, means=few))])
+            if "fewer" in note
         ]
         assert "raise `chunks` of the workload `quality`" in note
 

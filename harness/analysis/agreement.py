@@ -32,7 +32,8 @@ from harness.analysis.traffic import nominal_bits
 from harness.analysis.verdicts import USABLE
 from harness.analysis.warnings import Flag, Warnings
 from harness.base.text import plural
-from harness.records.kinds import Depth, Record
+from harness.records.checked import Depth
+from harness.records.kinds import Record
 from harness.records.parts import StackFacts
 
 Logits = NDArray[np.float32]
@@ -249,25 +250,25 @@ def row(record: Record) -> Check:
 
 def latest_checks(rows: Sequence[Check]) -> list[Check]:
     """One row per content key, in order of first appearance: the last that finished, else the last."""
-    found: dict[str, Check] = {}
-    for each in _ordered(rows):
-        found[each["content_key"]] = each
-    return [each for each in rows if found[each["content_key"]] is each]
+    latest: dict[str, Check] = {}
+    for check in _ordered(rows):
+        latest[check["content_key"]] = check
+    return [check for check in rows if latest[check["content_key"]] is check]
 
 
 def apply_checks(rows: Sequence[Repeat], checks: Sequence[Check]) -> None:
     """Set `weights_check` of measured rows from their latest checks; a `wrong` one makes a row invalid."""
-    check_of = {key: each for each in _ordered(checks) for key in each["speaks_for"]}
-    for each in rows:
-        found = check_of.get(each["content_key"])
-        each["weights_check"] = found and found["verdict"]
-        if found and found["verdict"] == "wrong":
-            each["flags"].append(Flag(Warnings.weights_disagree, str(found["reason"])).row())
-            each["reasons"] = [*each["reasons"], str(found["reason"])]
-            each["status"] = "invalid" if each["status"] in USABLE else each["status"]
-            each["disturbed"] = None  # another attempt would not help
+    check_of = {key: row for row in _ordered(checks) for key in row["speaks_for"]}
+    for row in rows:
+        check = check_of.get(row["content_key"])
+        row["weights_check"] = check and check["verdict"]
+        if check and check["verdict"] == "wrong":
+            row["flags"].append(Flag(Warnings.weights_disagree, str(check["reason"])).row())
+            row["reasons"] = [*row["reasons"], str(check["reason"])]
+            row["status"] = "invalid" if row["status"] in USABLE else row["status"]
+            row["disturbed"] = None  # another attempt would not help
 
 
 def _ordered(checks: Sequence[Check]) -> list[Check]:
     """Unfinished checks first, then finished ones; each group oldest first."""
-    return sorted(checks, key=lambda each: (each["outcome"] == "ok", str(each["started_utc"])))
+    return sorted(checks, key=lambda check: (check["outcome"] == "ok", str(check["started_utc"])))

@@ -77,7 +77,7 @@ def baseline(table: Costs, bound: float, prior: float) -> Baseline:
 
 def _runs(directions: Sequence[int | None]) -> list[tuple[int, int]]:
     """Successive campaigns of one direction: it, and how many."""
-    return [(key, len([*run])) for key, run in groupby(each or 0 for each in directions)]
+    return [(key, len([*run])) for key, run in groupby(direction or 0 for direction in directions)]
 
 
 def _kept(directions: Sequence[int | None], latest: int | None = None) -> list[int]:

@@ -45,8 +45,8 @@ Measure = Callable[[int, int, Enough], Pair]
 @dataclass(frozen=True)
 class Found:
     """`pairs`: all that was measured, the ends first. `answer`: the closest places known to lie on either
-    side of the change, and null if the ends do not differ. `rest`: the cost of the whole change that is not
-    the answer's; null: none, within the noise."""
+    side of the change, and None if the ends do not differ. `rest`: the cost of the whole change that is not
+    the answer's; None: none, within the noise."""
 
     pairs: Sequence[Pair]
     answer: Pair | None = None

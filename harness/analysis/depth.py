@@ -43,10 +43,10 @@ def surface_faults(record: Record, table: Columns) -> list[Flag]:
     surface = done_of(record).get("surface") or Surface()
     is_served = bool(loaded_of(record).get("served"))  # what a server keeps of a prefix is its own choice
     found = []
-    for each in surface.get("checks", []):
-        if each["control"] > LEAST_CONTROL and each["distance"] > each["control"] / 2:
-            tokens = plural(each["n"], "token")
-            found.append(Warnings.cache_not_written.flag(**{**each, "tokens": tokens}))
+    for check in surface.get("checks", []):
+        if check["control"] > LEAST_CONTROL and check["distance"] > check["control"] / 2:
+            tokens = plural(check["n"], "token")
+            found.append(Warnings.cache_not_written.flag(**{**check, "tokens": tokens}))
             break
     for turn in surface.get("counted", []):
         fed, evaluated = turn["fed"], turn["evaluated"]
@@ -104,23 +104,23 @@ def passes(found: Sequence[Columns]) -> list[PassRow]:
     ]
 
 
-def depths(found: Sequence[Columns]) -> DepthsRow | None:
+def depths(all_columns: Sequence[Columns]) -> DepthsRow | None:
     """The speed at each depth: the inverse of the mean over windows, and of these over repeats. Of several
-    repeats without intervals, which their campaign gives: see repeat_figures.rates_at_depths."""
-    repeats = [of for table in found if (of := windows.analyse_windows(table))]
+    repeats without intervals, which their campaign gives: see cell_intervals.rates_at_depths."""
+    repeats = [of for table in all_columns if (of := windows.analyse_windows(table))]
     at: dict[int, list[windows.AtDepth]] = {}
-    for each in (each for of in repeats for each in of.at):
-        at.setdefault(each.depth, []).append(each)
+    for windows_at in (windows_at for of in repeats for windows_at in of.at):
+        at.setdefault(windows_at.depth, []).append(windows_at)
     if not at:
         return None
     return {
         "at": [_at_depth(depth, alike) for depth, alike in sorted(at.items())],
-        "curved": windows.curved(found),
+        "curved": windows.curved(all_columns),
     }
 
 
 def _at_depth(depth: int, repeats: Sequence[windows.AtDepth]) -> AtDepthRow:
-    ms, ends = statistics.fmean(each.ms for each in repeats), repeats[0].ends_ms
+    ms, ends = statistics.fmean(repeat.ms for repeat in repeats), repeats[0].ends_ms
     return AtDepthRow(
         depth=depth,
         ms=ms,
@@ -128,7 +128,7 @@ def _at_depth(depth: int, repeats: Sequence[windows.AtDepth]) -> AtDepthRow:
         tokens_per_s_ci95=[1e3 / ends[1], 1e3 / ends[0] if ends[0] > 0 else None]
         if ends and len(repeats) == 1
         else None,
-        windows=sum(each.windows for each in repeats),
+        windows=sum(repeat.windows for repeat in repeats),
     )
 
 
@@ -153,10 +153,10 @@ def surface_figures(table: Columns) -> Figures | None:
     return figures
 
 
-def tasks(given: Sequence[Columns]) -> list[TaskRow]:
+def tasks(all_columns: Sequence[Columns]) -> list[TaskRow]:
     """The conversations of turns: one without its prefix kept, and one with it; medians over repeats."""
-    rows = [row for table in given for row in _by_row(table)]
-    found = []
+    rows = [row for table in all_columns for row in _by_row(table)]
+    conversations = []
     for reuse in sorted({row["reuse"] for row in rows}):
         turns = []
         for turn in sorted({row["turn"] for row in rows if row["reuse"] == reuse}):
@@ -175,19 +175,19 @@ def tasks(given: Sequence[Columns]) -> list[TaskRow]:
                     decoded=last["decoded"],
                 )
             )
-        later = [each["prefill_ms"] for each in turns[1:]]
-        prefill_s = sum(each["prefill_ms"] for each in turns) / 1e3
-        found.append(
+        later = [turn["prefill_ms"] for turn in turns[1:]]
+        prefill_s = sum(turn["prefill_ms"] for turn in turns) / 1e3
+        conversations.append(
             TaskRow(
                 prefix_kept=bool(reuse),
                 first_ttft_ms=turns[0]["prefill_ms"],
                 later_ttft_ms=statistics.median(later) if later else None,
                 prefill_s=prefill_s,
-                task_s=prefill_s + sum(each["decode_ms"] for each in turns) / 1e3,
+                task_s=prefill_s + sum(turn["decode_ms"] for turn in turns) / 1e3,
                 turns=turns,
             )
         )
-    return found
+    return conversations
 
 
 def _by_row(columns: Columns) -> list[dict[str, int]]:

@@ -163,8 +163,8 @@ def differences(
         between = days(history, history.known, prior)
     campaigns = base.sum(axis=1)
     cost, middle = (
-        each[:, new] - np.where(base, each, 0.0).sum(axis=1) / campaigns
-        for each in (table.means, table.medians)
+        figures[:, new] - np.where(base, figures, 0.0).sum(axis=1) / campaigns
+        for figures in (table.means, table.medians)
     )
     variance, freedom, spreads = _noise(table, base, new, between)
     known = np.isfinite(variance)
@@ -249,22 +249,24 @@ def _shared(
 def significant(every: Mapping[Key, Difference]) -> dict[Key, list[Change]]:
     """The changes (whole, own) that are statistically significant among all, by name."""
     both = {
-        (name, number): each
+        (name, number): tested
         for name, of in every.items()
-        for number, each in enumerate((of.whole, of.own))
-        if each
+        for number, tested in enumerate((of.whole, of.own))
+        if tested
     }
-    kept = discoveries({key: each.p for key, each in both.items() if each.p is not None}, FALSE_DISCOVERIES)
+    kept = discoveries(
+        {key: tested.p for key, tested in both.items() if tested.p is not None}, FALSE_DISCOVERIES
+    )
     return {name: [both[name, number] for number in (0, 1) if (name, number) in kept] for name in every}
 
 
 def beyond(changes: Sequence[Change], bound: float) -> int:
     """1 where an interval and the difference of medians exceed `bound` (a cost), -1 where they are below its
     negative, else 0. One slow process among few repeats moves the mean: the median must agree."""
-    for each in changes:
-        least, most = each.ends or (0.0, 0.0)
-        if min(least, each.middle) > bound:
+    for tested in changes:
+        least, most = tested.ends or (0.0, 0.0)
+        if min(least, tested.middle) > bound:
             return 1
-        if max(most, each.middle) < -bound:
+        if max(most, tested.middle) < -bound:
             return -1
     return 0

@@ -188,10 +188,14 @@ def _perplexity(row: AnyRow) -> float | None:
 
 def _pass_ms(row: Repeat, n: int) -> float | None:
     """Time of a pass over n tokens at an empty cache: measured, or on the line between its neighbours."""
-    passes = [each for each in row["passes"] if each["depth"] == 0]
+    passes = [prefill_pass for prefill_pass in row["passes"] if prefill_pass["depth"] == 0]
     if not passes or not passes[0]["n"] <= n <= passes[-1]["n"]:
         return None
-    return float(np.interp(n, [each["n"] for each in passes], [each["ms"] for each in passes]))
+    return float(
+        np.interp(
+            n, [prefill_pass["n"] for prefill_pass in passes], [prefill_pass["ms"] for prefill_pass in passes]
+        )
+    )
 
 
 def _pp512(row: Repeat) -> float | None:
@@ -527,7 +531,7 @@ def of_section(name: str, section: object) -> dict[str, object]:
 
 
 def empty_cell() -> Cell:
-    """A cell of which nothing is known: every figure is null, every count 0, every list empty."""
+    """A cell of which nothing is known: every figure is None, every count 0, every list empty."""
     types: Mapping[str, Any] = get_type_hints(Cell)
     lists = {name: list[object]() for name, of in types.items() if get_origin(of) is list}
     counts = ("repeats", "repeats_ok", "disturbed_attempts")

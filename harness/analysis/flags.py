@@ -1,25 +1,23 @@
-"""What makes a repeat suspect, one function a flag."""
+"""Flags for what is wrong with a series, from the series and the ceiling alone. Pure."""
 
 from __future__ import annotations
 
 import hashlib
 from bisect import bisect_left, bisect_right
-from collections.abc import Mapping, MutableMapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import cast
 
 import numpy as np
 
-from harness.analysis.columns import Flagged, LimitFigures
+from harness.analysis.columns import LimitFigures
 from harness.analysis.line_fit import Floats
-from harness.analysis.repeat_figures import LATE_SECOND, SWEEP, Analysis, Drift, jump, plateau
+from harness.analysis.machine_drift import Drift
+from harness.analysis.repeat_figures import LATE_SECOND, SWEEP, Analysis, jump, plateau
 from harness.analysis.warnings import Flag, Warnings
 from harness.base.text import list_named, plural
 from harness.records.kinds import Record, done_of, loaded_of
-from harness.records.measured import Routing
-from harness.records.tables import Ints
+from harness.records.token_times import Ints
 from harness.theory import floors
-from harness.theory.decoder import distinct_share
 
 # Flags for what is wrong with a series: codes and sentences, from the series and the ceiling alone. Pure.
 
@@ -38,8 +36,8 @@ DRIFTED = 0.01  # share; a drift between the windows below this is no news
 class Limit:
     """The least time that the higher ceiling allows.
 
-    `B_ms`: to read the weights once. `slope_ms`: per token of context; null: no limit. `first_ms`: for the
-    first token, where it reads less than a later step; null: as B_ms. `declared_slope_ms`: per token of
+    `B_ms`: to read the weights once. `slope_ms`: per token of context; None: no limit. `first_ms`: for the
+    first token, where it reads less than a later step; None: as B_ms. `declared_slope_ms`: per token of
     context, with the cache read as the stack declares, which may be more than once.
     """
 
@@ -67,7 +65,7 @@ class Limit:
     def shares(
         self, B_ms: float | None, W: float | None, identifiable: bool
     ) -> tuple[float | None, float | None]:
-        """Shares of the ceiling that B and W reach; null where there is no figure or no limit."""
+        """Shares of the ceiling that B and W reach; None where there is no figure or no limit."""
         allows = self.W_tokens_per_ms
         B_share = self.B_ms / B_ms if self.B_ms and B_ms and B_ms > 0 else None
         return B_share, W / allows if W and allows and identifiable else None
@@ -80,7 +78,7 @@ def flags(
     kv_read: str | None = None,
     first_token: bool = True,
 ) -> list[Flag]:
-    """All flags of one series. `expected_tokens`: how many were requested; null: not known.
+    """All flags of one series. `expected_tokens`: how many were requested; None: not known.
 
     `kv_read`: as the stack declares it. With a static cache (`full`) a step may read more than prefill does.
     With a sliding window (`window`) latency is flat past the window. `first_token`: whether it may be
@@ -123,7 +121,7 @@ def machine_drift(drift: Drift | None) -> list[Flag]:
 
 
 def digest(series: Ints | Floats) -> str | None:
-    """Equal for series that are equal to the last digit; null where there is one value or none."""
+    """Equal for series that are equal to the last digit; None where there is one value or none."""
     return hashlib.sha256(np.ascontiguousarray(series).tobytes()).hexdigest() if len(series) > 1 else None
 
 
@@ -243,109 +241,3 @@ def rotary_notes(record: Record) -> list[Flag]:
     """A flag where llama.cpp rotates positions differently from the model's config.json."""
     off = record["model"]["weights"].get("yarn_difference")
     return [Warnings.yarn_rounded.flag(off=off)] if off else []
-
-
-# The choices of a mixture's routers, and how well its speed represents real text. Pure.
-
-
-PINNED = 0.5  # fewer than this share of the experts that an even choice is expected to use
-
-
-def routing_notes(record: Record) -> list[Flag]:
-    """Flags where random routers choose more evenly than trained ones, or one repeated token was measured."""
-    found = done_of(record).get("routing")
-    if not found or not found["layers"] or not found["tokens"]:
-        return []
-    raised = []
-    if record["model"]["weights"].get("synthetic"):
-        fixed = "; steps were fed fixed ids, not those with the highest logit, which may repeat"
-        fed = fixed if done_of(record).get("fed") else ""
-        raised.append(Warnings.synthetic_routing.flag(busiest=busiest(found), fed=fed))
-    used, expected = distinct(found), expected_distinct(found)
-    if used < PINNED * expected:
-        steps, different, experts = found["tokens"], found["distinct_tokens"], found["experts"]
-        numbers = {"steps": steps, "different": different, "experts": experts}
-        raised.append(Warnings.pinned_experts.flag(used=used, expected=expected, **numbers))
-    return raised
-
-
-def busiest(found: Routing) -> float:
-    """How often a layer's most chosen expert was chosen, over its mean expert: the mean of the layers."""
-    shares = [max(counts) * len(counts) / sum(counts) for counts in found["layers"] if sum(counts)]
-    return sum(shares) / len(shares) if shares else 1.0
-
-
-def distinct(found: Routing) -> float:
-    """Experts that were chosen at least once, the mean of the layers."""
-    return sum(sum(count > 0 for count in counts) for counts in found["layers"]) / len(found["layers"])
-
-
-def expected_distinct(found: Routing) -> float:
-    """The same, if each step had chosen uniformly."""
-    used = sum(map(sum, found["layers"])) / len(found["layers"]) / found["tokens"]
-    return found["experts"] * distinct_share(found["experts"], round(used), found["tokens"])
-
-
-# Withhold B and W where a row's data do not determine them: null next to their intervals, with a flag. Pure.
-#
-# The one rule for every output: B is known where its 95% interval reaches at most 10% to each side, W where
-# the interval of the slope does not hold zero. Published figures are shown as published.
-
-
-WIDE = 0.10  # share of B, to each side
-OF_B = ("B_ms", "robust_B_ms", "plain_B_ms", "B_as_w16_ms", "B_ratio", "B_measured_ratio")
-OF_W = (
-    *("W_tokens_per_ms", "robust_W_tokens_per_ms", "plain_W_tokens_per_ms"),
-    *("W_ratio", "W_measured_ratio", "W_declared_ratio", "W_declared_measured_ratio"),
-)
-OF_LINE = (
-    *(Warnings.late_second_token.name, Warnings.spikes_left_out.name, Warnings.repeated_blocks.name),
-    *(Warnings.bends.name, Warnings.B_not_identifiable.name),
-)
-"""Codes of the flags on what B and W rest on."""
-
-
-def B_known(row: Flagged) -> bool:
-    """Whether the interval of B is narrow enough; false without an interval."""
-    B_ms, ends = row["B_ms"], row["B_ci95_ms"]
-    if B_ms is None or ends is None:
-        return False
-    low, high = ends
-    return low is not None and high is not None and high - low <= 2 * WIDE * B_ms
-
-
-def withhold(row: Flagged, repeats: Sequence[Flagged] = ()) -> None:
-    """Make B and W null where they are not known, with all that follows from them, and flag the B.
-
-    `repeats`: of a cell. Where they are too few for an interval of their own, B is known if each of them
-    knows it.
-    """
-    figures = cast(MutableMapping[str, object], row)
-    if row["B_ms"] is None or figures.get("kind") == "reported":
-        return
-    several = len(repeats) > 1 and row["B_ci95_ms"] is None
-    if not (all(map(B_known, repeats)) if several else B_known(row)):
-        row["flags"] = [*row["flags"], _flag(row, repeats if several else [row]).row()]
-        figures.update(dict.fromkeys(figures.keys() & OF_B))
-        figures["segments"] = [{**part, "B_ms": None} for part in row["segments"]]
-    if not row["W_identifiable"]:
-        figures.update(dict.fromkeys(figures.keys() & OF_W))
-        if len(row["segments"]) == 1:  # the line of the row
-            figures["segments"] = [{**part, "W_tokens_per_ms": None} for part in row["segments"]]
-
-
-def _flag(row: Flagged, measured: Sequence[Flagged]) -> Flag:
-    """B of a row that rests on the intervals of `measured`."""
-    ends = [f"{_interval(each['B_ci95_ms'])} ms" for each in measured if each["B_ci95_ms"]]
-    interval = f"its {row['n_tokens']:,} tokens give no interval"
-    if ends:
-        interval = f"95% interval{'s of its repeats' * (len(ends) > 1)} {' and '.join(ends)}"
-    tpot = ""
-    if row["median_ms"] is not None and row["median_n"] is not None:
-        tpot = f"; the median TPOT is {row['median_ms']:.4g} ms at {row['median_n']:,} tokens of context"
-    return Warnings.B_not_identifiable.flag(interval=interval, tpot=tpot)
-
-
-def _interval(ends: Sequence[float | None]) -> str:
-    low, high = ends
-    return f"< {high:.2f}" if low is None else f"{low:.2f} to {high:.2f}"

@@ -32,7 +32,7 @@ def identity(record: Record) -> Identity:
 
 def computes(record: Record) -> str | None:
     """What decides logits besides the options: packages, the runner's code, and the weights by their content;
-    null where it never got ready to run."""
+    None where it never got ready to run."""
     if not (environment := record.get("environment")):
         return None
     known = [environment.get("lock"), environment.get("runner"), weights_content(record)]
@@ -57,12 +57,12 @@ def device(record: Record) -> str | None:
 
 
 def recorded_gpu(record: Record) -> Gpu | None:
-    """The GPU it ran on, of all that the machine has; null for a CPU or a server, and where several may be
+    """The GPU it ran on, of all that the machine has; None for a CPU or a server, and where several may be
     meant."""
     on, gpus = device(record), record["machine"].get("gpus") or []
     if on in ("cpu", SERVER):
         return None
-    of = [each for each in gpus if each.get("uuid") == on] or gpus
+    of = [gpu for gpu in gpus if gpu.get("uuid") == on] or gpus
     return of[0] if len(of) == 1 else None
 
 

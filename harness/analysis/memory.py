@@ -17,9 +17,10 @@ from harness.analysis import traffic
 from harness.analysis.columns import Cell, Ended, VramSource
 from harness.analysis.memory_growth import Columns, MemoryGrowth, memory_growth_row, sampled
 from harness.records.kinds import Record, done_of, loaded_of, memory_of, served_elsewhere
-from harness.records.measured import Counters, EndFacts, Mark, PeakAllocator, Reported
+from harness.records.measured import Counters, EndFacts, Mark, PeakAllocator
 from harness.records.parts import Allocator, StackFacts
-from harness.records.tables import TokenTimes
+from harness.records.published import Reported
+from harness.records.token_times import TokenTimes
 
 PARTS = ("weights", "kv", "compute", "workspace", "slack", "runtime")
 OF_CELL = (

@@ -11,7 +11,7 @@ from typing_extensions import TypedDict
 from harness.analysis.line_fit import Floats
 from harness.records.kinds import Record, done_of, loaded_of
 from harness.records.parts import Allocator
-from harness.records.tables import TokenTimes
+from harness.records.token_times import TokenTimes
 
 Columns = Mapping[str, Sequence[Any]]
 

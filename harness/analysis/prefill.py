@@ -20,7 +20,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from harness.analysis import repeat_figures
+from harness.analysis import cell_intervals
 from harness.analysis.line_fit import Floats, students_half
 from harness.analysis.prefill_fit import Estimate, Fit, estimated, fitted
 
@@ -297,8 +297,8 @@ def by_depth(repeats: Sequence[Mapping[str, Sequence[int]]]) -> dict[int, Passes
         )
         passes = np.stack([n, took / 1e6, own + rounds, np.full(len(n), process)])
         rounds += int(own.max()) + 1
-        for each in np.unique(depth):
-            found.setdefault(int(each), []).append(passes[:, depth == each])
+        for length in np.unique(depth):
+            found.setdefault(int(length), []).append(passes[:, depth == length])
     joined = {depth: np.hstack(passes) for depth, passes in found.items()}
     return {
         depth: Passes(n, ms, rounds_of, np.unique(process, return_inverse=True)[1].ravel())
@@ -310,7 +310,7 @@ def between_processes(
     cells: Sequence[Mapping[int, Prefill]], campaigns: Sequence[tuple[str, str]]
 ) -> list[dict[int, Prefill]]:
     """The analyses by depth of some cells, with intervals of the mean process: as those of tok/s, from the
-    spread of processes in the campaign of each, see repeat_figures.intervals."""
+    spread of processes in the campaign of each, see cell_intervals.intervals."""
     estimates = [
         {(depth, name): estimate for depth, of in cell.items() for name, estimate in _estimates(of).items()}
         for cell in cells
@@ -318,7 +318,7 @@ def between_processes(
     widened: list[dict[tuple[int, str], Estimate]] = [{} for _ in cells]
     for key in dict.fromkeys(key for of_cell in estimates for key in of_cell):
         samples = [of_cell[key].sample() if key in of_cell else None for of_cell in estimates]
-        between = repeat_figures.intervals(samples, campaigns)
+        between = cell_intervals.intervals(samples, campaigns)
         for of_cell, wider, sample, ends in zip(estimates, widened, samples, between, strict=True):
             if sample:  # one process keeps its own interval where its campaign gives none
                 keeps = ends is None and len(sample.values) == 1

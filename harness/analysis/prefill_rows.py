@@ -131,7 +131,7 @@ def _kernel_changes(record: Record) -> list[tuple[int, str]]:
     """Known changes of kernel of the variant: the longest pass before, and what follows."""
     header = stacks().get(record["stack"])
     changes = header.kernel_changes if header else ()
-    return [(each.longest, each.then) for each in changes if each.variant in record["variant"]]
+    return [(change.longest, change.then) for change in changes if change.variant in record["variant"]]
 
 
 def _is_seen(found: Prefill, after: int) -> bool:

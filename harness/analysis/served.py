@@ -97,12 +97,12 @@ def _known_of_both(record: Record) -> list[tuple[str, Any, Any, float]]:
     ]
     if header and weights.get("format") == "gguf" and quants[0] in (None, quants[1]):
         facts.append(("bytes", loaded.get("model_bytes"), header["model_bytes"], 0.0))
-    known = [each for each in facts if None not in each]
+    known = [fact for fact in facts if None not in fact]
     served = loaded.get("served")
     files = [served and served.get("file"), weights.get("file") if weights.get("format") else None]
     if known or None in files or not PurePath(str(files[0])).is_absolute():
         return known
-    theirs, ours = (PurePath(str(each)).name for each in files)
+    theirs, ours = (PurePath(str(file)).name for file in files)
     return [("file", theirs, ours, 0.0)]
 
 
@@ -245,11 +245,11 @@ def _reuse(record: Record) -> list[Flag]:
     if workload.get("turns", 0) < 2 or True not in workload.get("prefix_cache", []):
         return []
     counted = (done_of(record).get("surface") or Surface()).get("counted", [])
-    later = [each for each in counted if each["reuse"] and each.get("depth")]
+    later = [turn for turn in counted if turn["reuse"] and turn.get("depth")]
     if not later:
         return [Warnings.reuse_unknown.flag()]
-    held = sum(each["depth"] for each in later)
-    reused = held + sum(each["fed"] - each["evaluated"] for each in later)
+    held = sum(turn["depth"] for turn in later)
+    reused = held + sum(turn["fed"] - turn["evaluated"] for turn in later)
     return [Warnings.turns_reused.flag(reused=reused, held=held)]
 
 

@@ -11,7 +11,7 @@ from harness.analysis.identity import computes
 from harness.analysis.warnings import Flag, Warnings
 from harness.records.kinds import Record, done_of, loaded_of
 from harness.records.measured import Counters
-from harness.records.tables import TokenTimes
+from harness.records.token_times import TokenTimes
 
 OPTIONS = ("speculate", "draft", "draft_tokens", "accept")
 
@@ -54,20 +54,20 @@ def row(record: Record) -> SpeculationRow | None:
 
 def pooled(rows: Sequence[SpeculationRow | None]) -> SpeculationRow | None:
     """Those of a cell's repeats together; None where one is missing."""
-    known = [each for each in rows if each]
+    known = [row for row in rows if row]
     if not known or len(known) < len(rows):
         return None
 
     def total(counts: Sequence[int | None]) -> int | None:
-        whole = [each for each in counts if each is not None]
+        whole = [count for count in counts if count is not None]
         return sum(whole) if len(whole) == len(counts) else None
 
     return {
         **known[-1],
-        "drafted": total([each["drafted"] for each in known]),
-        "accepted": total([each["accepted"] for each in known]),
-        "tokens": sum(each["tokens"] - 1 for each in known) + 1,
-        "passes": total([each["passes"] for each in known]),
+        "drafted": total([row["drafted"] for row in known]),
+        "accepted": total([row["accepted"] for row in known]),
+        "tokens": sum(row["tokens"] - 1 for row in known) + 1,
+        "passes": total([row["passes"] for row in known]),
     }
 
 

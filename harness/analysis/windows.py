@@ -102,7 +102,7 @@ def bends(x: Sequence[Floats], y: Sequence[Floats]) -> bool:
     has a line of its own, so that one slow process with most of the deep points is no curve."""
     together = np.concatenate(x)
     lines = np.zeros((len(together), 2 * len(x)))
-    for number, (end, own) in enumerate(zip(np.cumsum([len(each) for each in x]), x, strict=True)):
+    for number, (end, own) in enumerate(zip(np.cumsum([len(values) for values in x]), x, strict=True)):
         lines[end - len(own) : end, 2 * number : 2 * number + 2] = _powers(own, 1)
     if len(together) < lines.shape[1] + FEWEST:
         return False

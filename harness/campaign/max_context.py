@@ -23,8 +23,9 @@ from harness.campaign.worker_memory import MemoryLimit
 from harness.config import MaxCtx
 from harness.config.plan import Cell
 from harness.records import Draft, Running, Stored
-from harness.records.kinds import Probe, Search, UntimedEnd
-from harness.records.parts import StackFacts, plain
+from harness.records.parts import StackFacts
+from harness.records.searched import Probe, Search, UntimedEnd
+from harness.records.values import plain
 from harness.stacks.header import Context
 from runners.protocol import Died, Done, Event, Failed, Loaded, Phase
 

@@ -12,7 +12,7 @@ from typing import BinaryIO
 
 import psutil
 
-from harness.analysis.disturbances import BusyProcess
+from harness.analysis.attempts import BusyProcess
 from harness.base import files, system
 from harness.base.files import NotFinished, cache_folder, made, open_regular
 from harness.machine.doctor.cpu import BUSY_SHARE, busy_share

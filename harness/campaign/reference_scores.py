@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from harness.analysis.quality import TOP, Kept
+from harness.analysis.token_scores import TOP, Kept
 from harness.base import bounds
 from harness.base.files import (
     NotStarted,
@@ -33,8 +33,8 @@ from harness.campaign.worker import Facts
 from harness.config import Quality
 from harness.models.locate import Ready
 from harness.models.make import FULL_TYPES
-from harness.records import kinds
-from harness.records.parts import plain
+from harness.records import checked
+from harness.records.values import plain
 
 # Logits of references in the cache folder, 16 bits each, known by content; the oldest make room.
 
@@ -54,7 +54,7 @@ class KeptReference:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._codes, self._top, self._nll = (np.load(folder / name, mmap_mode="r") for name in ARRAYS)
-        self.description: kinds.Reference = json.loads((folder / _COMPLETE).read_text())
+        self.description: checked.Reference = json.loads((folder / _COMPLETE).read_text())
 
     @property
     def vocabulary(self) -> int:
@@ -65,7 +65,7 @@ class KeptReference:
         return Kept(self._codes[number], self._top[number], self._nll[number])
 
 
-def kept(known_by: object, make: Callable[[Path], kinds.Reference]) -> KeptReference:
+def kept(known_by: object, make: Callable[[Path], checked.Reference]) -> KeptReference:
     """The reference that `known_by` identifies: kept, or made now. `make`: writes ARRAYS to a folder, and
     returns the description.
 
@@ -209,7 +209,7 @@ class GivenReference:
             self._parameters = int(self._model["parameters"])
             self._windows = dict(self._described["windows"])
             reference = self._described["reference"]
-            self.description: kinds.Reference = plain(
+            self.description: checked.Reference = plain(
                 {
                     "name": str(reference["name"]),
                     "why": str(reference["why"]),
@@ -254,7 +254,7 @@ class GivenReference:
         except (OSError, *_DAMAGES) as damage:
             raise BadReference(f"{self._path}: is damaged: {damage}") from damage
 
-    def _extract(self, folder: Path) -> kinds.Reference:
+    def _extract(self, folder: Path) -> checked.Reference:
         with open_regular(self._path, links=True) as file, zipfile.ZipFile(file) as archive:
             for name in ARRAYS:
                 if (size := archive.getinfo(name).file_size) > bounds.REFERENCE_BYTES:

@@ -17,7 +17,7 @@ from typing_extensions import NotRequired, TypedDict
 
 import harness
 from harness import machine, records
-from harness.analysis import gpu_sharing, sensors, throttling
+from harness.analysis import device_energy, gpu_sharing, sensors, throttling
 from harness.analysis.identity import SERVER
 from harness.base.nvml import UUIDS
 from harness.base.text import recorded, redacted
@@ -35,9 +35,9 @@ from harness.machine.sensors import SensorSampler
 from harness.models import gguf_keys
 from harness.models.engine_files import EngineFiles
 from harness.models.locate import Ready
-from harness.records import Draft, ResultsError, Running, Stored, TokenTimes, measured, parts
-from harness.records.kinds import UntimedEnd
-from harness.records.parts import plain
+from harness.records import Draft, ResultsError, Running, Stored, TokenTimes, common, measured, parts, sensed
+from harness.records.searched import UntimedEnd
+from harness.records.values import plain
 from harness.stacks.adopted import Interpreter
 from harness.stacks.build import key_of
 from harness.stacks.header import Value, runners_folder, stacks
@@ -251,7 +251,7 @@ def _utc_of(t_ns: int) -> str:
 
 def _sensor_record(
     sampler: SensorSampler, during: sensors.Timed | None, done: measured.EndFacts | None
-) -> measured.Sensors:
+) -> sensed.Sensors:
     """The summary of the sensors, and their readings during the timed section."""
     summary, columns = sampler.summary(), sampler.columns
     others = gpu_sharing.others_on_gpu(columns, during, done)
@@ -262,7 +262,7 @@ def _sensor_record(
         "timed": sensors.gauges(columns, during),
         "throttled": throttling.seen(columns, during),
         "others_on_gpu": others,
-        "energy": sensors.measured_energy(columns, sampler.energy, during),
+        "energy": device_energy.measured_energy(columns, sampler.energy, during),
     }
 
 
@@ -384,7 +384,7 @@ class Shared(TypedDict):
 
     campaign: parts.Campaign
     protocol: Any
-    harness: parts.Version
+    harness: common.Version
     machine: parts.Machine
     doctor: NotRequired[list[parts.Finding]]
 
@@ -399,10 +399,10 @@ class Requested(TypedDict):
     started_utc: str
     stack: str
     variant: str
-    asked: parts.Asked
+    asked: common.Asked
     model: parts.Model
     workload: parts.Workload
-    conditions: parts.Conditions | None
+    conditions: common.Conditions | None
 
 
 def campaign_fields(experiment: Experiment, config_path: Path, command_line: Sequence[str]) -> Shared:
@@ -482,11 +482,11 @@ def weights_facts(ready: Ready) -> Any:
     return facts
 
 
-def environment_facts(cell: Cell, interpreter: Interpreter) -> parts.Environment:
+def environment_facts(cell: Cell, interpreter: Interpreter) -> common.Environment:
     """How an environment was built; of an adopted interpreter, the differences from the pins. The
     interpreter's path is private, and left out."""
     made = interpreter.environment
-    found: parts.Environment = {
+    found: common.Environment = {
         "name": made.name,
         "lock": list(interpreter.lock),
         "runner": source_digest(cell.variant.stack),

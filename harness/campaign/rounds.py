@@ -16,8 +16,8 @@ from typing import Protocol
 import psutil
 
 from harness import machine, records
-from harness.analysis import sensors
-from harness.analysis.disturbances import BusyProcess, counting
+from harness.analysis import device_energy
+from harness.analysis.attempts import BusyProcess, counting
 from harness.analysis.verdicts import USABLE, Verdict, attempts_left, verdict
 from harness.base.files import NotFinished
 from harness.base.text import plural
@@ -33,11 +33,12 @@ from harness.dataset import table
 from harness.machine import doctor
 from harness.machine.doctor.cpu import BUSY_SHARE, Times, busy_share
 from harness.machine.sensors import ROOT, Cooling, find
-from harness.records import Draft, ResultsError, Stored, measured
+from harness.records import Draft, ResultsError, Stored, sensed
 from harness.records.kinds import done_of
 from harness.records.measured import WaitedForQuiet
 from harness.records.parts import Campaign as CampaignFacts
-from harness.records.parts import Fleet, plain
+from harness.records.parts import Fleet
+from harness.records.values import plain
 from harness.stacks import build
 from runners.protocol import Rows
 
@@ -331,14 +332,14 @@ def idle_power(
     root: Path = ROOT,
     sleep: Callable[[float], None] = time.sleep,
     cpu_times: Callable[[], Times] = lambda: psutil.cpu_times()._asdict(),
-) -> measured.IdlePower | None:
+) -> sensed.IdlePower | None:
     """The device's power over some seconds, as long as its counter needs; null, at once, without a counter,
     and of a CPU that was not idle. `root`: the folder that contains sys."""
     on_cpu = device_id == "cpu"
     with ExitStack() as opened:
         sources = [each for each in find(device_id, root, opened, {}) if each.energy]
         domains = {column: counter for each in sources for column, counter in each.energy.items()}
-        if (span_s := sensors.idle_span_s(domains, on_cpu)) is None:
+        if (span_s := device_energy.idle_span_s(domains, on_cpu)) is None:
             return None
         columns: dict[str, list[int | None]] = {name: [] for name in ("t_ns", *domains)}
         before = cpu_times()
@@ -354,7 +355,7 @@ def idle_power(
     if busy is not None and busy > BUSY_SHARE:
         say(f"no J/token above idle: other processes use {busy:.0%} of the CPUs, which are not idle")
         return None
-    return sensors.idle_power(columns, domains, on_cpu)
+    return device_energy.idle_power(columns, domains, on_cpu)
 
 
 _idle_power_once = cache(idle_power)  # of a command: one that tunes has many campaigns

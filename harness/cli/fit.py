@@ -7,7 +7,7 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from harness.analysis import flags as analysis_flags
+from harness.analysis import withheld
 from harness.analysis.warnings import Warnings
 from harness.base.text import printable, shortened
 from harness.cli import NOT_OK, OK, REGRESSION, Mistake, options, say, theory_options
@@ -23,7 +23,7 @@ OF_SPEED = (*OF_WEIGHTS, Warnings.slope_faster_than_limit)
 GATES = (
     *(warning.name for warning in OF_SPEED),
     *("identical_series", "early_stop", "died", "drift", "repetitions_differ"),
-    *analysis_flags.OF_LINE,
+    *withheld.OF_LINE,
 )
 """Warnings that `fit` can raise on a log."""
 

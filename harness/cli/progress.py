@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from harness.analysis import depth
-from harness.analysis.disturbances import BusyProcess
+from harness.analysis.attempts import BusyProcess
 from harness.analysis.verdicts import USABLE, Verdict, attempts_left, status
 from harness.base.text import plural, printable, unfiltered
 from harness.campaign import rounds, run

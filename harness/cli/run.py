@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from harness.analysis.disturbances import disturbance_summary
+from harness.analysis.attempts import disturbance_summary
 from harness.analysis.verdicts import USABLE
 from harness.base import bounds, data
 from harness.campaign import forecast

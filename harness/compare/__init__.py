@@ -42,7 +42,7 @@ class Lost(OfCell):
 
 
 class Differing(TypedDict):
-    """What else differs between the sides, for these cells; null: for all of them."""
+    """What else differs between the sides, for these cells; None: for all of them."""
 
     what: str
     base: str
@@ -158,7 +158,7 @@ def _cell(name: str, key: Key) -> OfCell:
 
 
 def _why_not(before: Cells, after: Cells, key: Key) -> str | None:
-    """Why a common cell cannot be compared, as a clause; null: it can."""
+    """Why a common cell cannot be compared, as a clause; None: it can."""
     for cells, where in ((before, "in the baseline"), (after, "in the new runs")):
         if not cells.runs(key).campaigns:
             return f"no repeat is ok {where}: {statuses(cells.rows(key))}"

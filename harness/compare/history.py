@@ -142,7 +142,7 @@ def figure(series: Series, steps: Sequence[Step]) -> Chart:
 
 
 def _middle(series: Series, part: Sequence[int], per: float) -> float | None:
-    """The median of some nights; null where none has a value."""
+    """The median of some nights; None where none has a value."""
     values = [value / per for at in part if (value := series.values[at]) is not None]
     return statistics.median(values) if values else None
 

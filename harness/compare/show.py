@@ -1,115 +1,18 @@
-"""The changes as text, page and GitHub annotations."""
+"""A comparison for a terminal, as Markdown and as JSON. Differences of the environment come first."""
 
 from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterator, Sequence
-
-from typing_extensions import NotRequired, TypedDict
+from collections.abc import Sequence
 
 from harness.analysis import paired
 from harness.analysis.differences import FALSE_DISCOVERIES
-from harness.analysis.figures import BY_NAME, COMPARED
-from harness.base.text import plural, printable_lines
+from harness.analysis.figures import BY_NAME
+from harness.base.text import plural
 from harness.compare import Change, Comparison
 from harness.compare.judge import BETTER, INVALID, SAME, UNCLEAR, WORSE
-from harness.report import parts, plots
-from harness.report.plots import Chart
-from harness.report.templates import filled
 from harness.report.text_table import NONE, Table, formatted, in_markdown, more_columns, wrapped
-
-# A comparison for GitHub: one annotation per regression, and figures for github-action-benchmark.
-
-
-class BenchmarkEntry(TypedDict):
-    """An entry in the format of github-action-benchmark."""
-
-    name: str
-    unit: str
-    value: float
-    range: NotRequired[str]
-    extra: NotRequired[str]
-
-
-def commands(found: Comparison) -> list[str]:
-    """Workflow commands, one per line, the worst first: GitHub shows ten of each kind.
-
-    `::error`: a regression in --fail-on. `::warning`: another regression, an invalid figure, a cell not
-    compared or only in part, and a record that cannot be read.
-    """
-    worse = [row for row in found.rows if row["verdict"] in WORSE]
-    lines = [
-        _command("error" if row["fails"] else "warning", f"{row['verdict']}: {row['name']}", _gha_change(row))
-        for row in sorted(worse, key=lambda row: (not row["fails"], -abs(row["change"] or 0.0)))
-    ]
-    invalid = [row for row in found.rows if row["verdict"] == INVALID]
-    warnings = [(f"not compared: {row['name']}", row["reason"]) for row in invalid]
-    warnings += [(f"not compared: {each['name']}", each["reason"]) for each in found.not_compared]
-    warnings += [(f"compared in part: {each['name']}", each["reason"]) for each in found.partial]
-    warnings += [("not read", damage) for damage in found.damages]
-    return lines + [
-        _command("warning", title, reason or "no figure on one of the two sides")
-        for title, reason in dict.fromkeys(warnings)
-    ]
-
-
-def benchmark(rows: Sequence[Change]) -> list[BenchmarkEntry]:
-    """The new figures for github-action-benchmark's tool customSmallerIsBetter.
-
-    A figure that is better when larger is given as its inverse (ms per token). The longest context has no
-    useful inverse and is left out, as are invalid figures. `range` is the row's `spread` (standard deviation
-    of one repeat, moderated over all cells) as a plain number in the value's unit: the action calculates with
-    it.
-    """
-    entries = []
-    for row in rows:
-        metric, unit, value = row["metric"], row["unit"], row["new"]
-        inverse = BY_NAME[metric].inverse
-        if value is None or row["verdict"] == INVALID or (row["better"] == "higher" and not inverse):
-            continue
-        if row["better"] == "higher" and inverse:
-            (metric, unit), value = inverse, 1e3 / value
-        # The action identifies entries by name alone, and these three are stable from night to night.
-        name = f"{row['cell']} {metric} ({row['machine']}, {row['device']})"
-        entry: BenchmarkEntry = {"name": name, "unit": unit, "value": value}
-        if row["spread"] is not None:
-            entry["range"] = f"± {row['spread'] * value:.6g}"
-        entry["extra"] = f"{row['name']}\n{row['verdict']}: {_gha_change(row)}"
-        entries.append(entry)
-    return entries
-
-
-def as_json(rows: Sequence[Change]) -> str:
-    """The text of the action's output-file-path file."""
-    return json.dumps(benchmark(rows), indent=1, allow_nan=False, ensure_ascii=False) + "\n"
-
-
-def _gha_change(row: Change) -> str:
-    """`tok/s 20.1 -> 19.1, change -5.0%, 90% interval -5.6% to -4.4%, of 42 and 3 repeats, threshold 2%`"""
-    figure = BY_NAME[row["metric"]]
-    base, new = (formatted(value, figure.form, figure.scale) for value in (row["base"], row["new"]))
-    parts = [f"{figure.label} {base} -> {new}"]
-    if row["change"] is not None:
-        parts.append(change_text("change", row["change"], row["change_ci90"]))
-    if row["base_repeats"] and row["new_repeats"]:
-        parts.append(f"of {row['base_repeats']} and {plural(row['new_repeats'], 'repeat')}")
-    parts.append(f"threshold {_percent(row['threshold'])}")
-    return ", ".join(parts) + (f"; {row['reason']}" if row["reason"] else "")
-
-
-def _command(kind: str, title: str, message: str) -> str:
-    """A workflow command, escaped as actions/toolkit's core does (packages/core/src/command.ts)."""
-    title = _escaped(printable_lines(title)).replace(":", "%3A").replace(",", "%2C")
-    return f"::{kind} title={title}::{_escaped(printable_lines(message))}"
-
-
-def _escaped(text: str) -> str:
-    return text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
-
-
-# Format a comparison for a terminal, as Markdown and as JSON. Differences of the environment come first.
-
 
 VERDICTS = (*WORSE, *BETTER, UNCLEAR, INVALID, SAME)  # in display order
 
@@ -194,7 +97,7 @@ def terminal(found: Comparison, wide: bool) -> str:
 
 
 def markdown(found: Comparison) -> str:
-    parts = [f"# {in_markdown(title_text(found))}", *(f"> {in_markdown(each)}" for each in found.notes)]
+    parts = [f"# {in_markdown(title_text(found))}", *(f"> {in_markdown(note)}" for note in found.notes)]
     parts += [table.markdown() for table in tables(found)]
     parts += [f"**{counts(found)}**", *meaning_text(found)]
     return "\n\n".join(parts) + "\n"
@@ -243,7 +146,7 @@ def _environment(found: Comparison) -> Table:
 def _not_compared(found: Comparison) -> Table:
     lines = [[each["name"], each["reason"]] for each in found.not_compared]
     lines += [[each["name"], f"in part: {each['reason']}"] for each in found.partial]
-    lines += [["a record", each] for each in found.damages]
+    lines += [["a record", damage] for damage in found.damages]
     return Table(["cell", "why"], lines, [False] * 2, title="Not compared", needed=["why"])
 
 
@@ -296,71 +199,3 @@ def _signed(share: float) -> str:
 
 def _percent(share: float) -> str:
     return f"{100 * share:.3g}%"
-
-
-# A comparison as one HTML page: what differs, the verdicts, and a plot of each change with its interval.
-
-
-WORSE_COLOUR, BETTER_COLOUR, OTHER_COLOUR = plots.COLOURS[1], plots.COLOURS[2], plots.FAINT
-
-
-def comparison_page(found: Comparison) -> str:
-    """The whole file as text."""
-    return filled(
-        "comparison.html",
-        title=title_text(found),
-        notes=found.notes,
-        tables=tables(found),
-        counts=counts(found),
-        meaning=meaning_text(found),
-        figures=list(_page_figures(found.rows)),
-    )
-
-
-def _page_figures(rows: Sequence[Change]) -> Iterator[Chart]:
-    """A figure per metric: the change of every cell, its interval, and the threshold in both directions."""
-    for figure in COMPARED:
-        shown = [row for row in rows if row["metric"] == figure.name and row["change_ci90"]]
-        if shown:
-            yield _changes(figure.name, figure.label, shown)
-
-
-def _changes(metric: str, name: str, rows: Sequence[Change]) -> Chart:
-    names = [row["name"] for row in rows]
-    percents = [100 * (row["change"] or 0.0) for row in rows]
-    ends: list[list[float | None] | None] = [[100 * end for end in row["change_ci90"] or ()] for row in rows]
-    look = {"size": 9, "color": [_colour(row) for row in rows]}
-    threshold = 100 * rows[0]["threshold"]
-    return Chart(
-        f"change-{metric}",
-        f"Change of {name}",
-        f"Change of {name}, new against baseline, with its 90% interval; dotted: the threshold.",
-        [
-            parts.scatter(
-                name,
-                percents,
-                [plots.plain_figure(cell) for cell in names],
-                plots.Mark(plots.INK, "circle"),
-                "%{y}: %{text}, %{x:+.2f}%<extra></extra>",
-                marker=look,
-                error_x=parts.error_bars(percents, ends, plots.INK),
-                text=[row["verdict"] for row in rows],
-            )
-        ],
-        plots.named_layout(
-            names,
-            f"change of {name}, %",
-            shapes=[
-                plots.upright_figure(0.0, "solid"),
-                *(plots.upright_figure(at, "dot") for at in (threshold, -threshold)),
-            ],
-        ),
-        height=plots.names_height(names),
-        across=2,
-    )
-
-
-def _colour(row: Change) -> str:
-    if row["verdict"] in WORSE:
-        return WORSE_COLOUR
-    return BETTER_COLOUR if row["verdict"] in BETTER else OTHER_COLOUR

@@ -12,7 +12,9 @@ from typing import Any, TypeVar, cast
 import numpy as np
 
 from harness.analysis import (
+    cell_intervals,
     depth,
+    device_energy,
     growth,
     repeat_figures,
     sensors,
@@ -21,9 +23,10 @@ from harness.analysis import (
     speculation,
     traffic,
     users,
+    withheld,
 )
 from harness.analysis import figures as registry
-from harness.analysis import flags as analysis_flags
+from harness.analysis.attempts import counting
 from harness.analysis.columns import (
     Buffers,
     Cell,
@@ -36,7 +39,7 @@ from harness.analysis.columns import (
     Repeat,
     Search,
 )
-from harness.analysis.disturbances import CONTENTION_TOLERANCE, counting, timed_threads
+from harness.analysis.disturbances import CONTENTION_TOLERANCE, timed_threads
 from harness.analysis.flags import (
     Limit,
     digest,
@@ -52,15 +55,16 @@ from harness.analysis.identity import SERVER, computes, device, identity, record
 from harness.analysis.line_fit import Floats
 from harness.analysis.memory import others_vram, peak_vram
 from harness.analysis.repeat_figures import Analysis, Unusable
-from harness.analysis.verdicts import USABLE, beyond_trained, notes, status, verdict
+from harness.analysis.verdicts import USABLE, beyond_trained, status, verdict
 from harness.analysis.warnings import Flag, Warnings
 from harness.base.nvml import UUIDS
 from harness.base.text import list_named, plural
 from harness.records import tables
-from harness.records.kinds import Probe, Record, done_of, loaded_of, memory_of, served_elsewhere
+from harness.records.kinds import Record, done_of, loaded_of, memory_of, served_elsewhere
 from harness.records.measured import Counters
 from harness.records.parts import StackFacts
-from harness.records.tables import NO_TOKENS, TokenTimes
+from harness.records.searched import Probe
+from harness.records.token_times import NO_TOKENS, TokenTimes
 
 # Searches for the longest context -> rows: predicted and verified lengths, and the probes. Pure.
 
@@ -173,10 +177,10 @@ def per_cell(rows: Sequence[Repeat], timed_rows: TimedRows = lambda row: {}) -> 
     shown = [_shown(repeats) for repeats in grouped.values()]
     found: list[Cell] = [
         {**_pooled(repeats, disturbed[key], timed_rows), **line}
-        for (key, repeats), line in zip(grouped.items(), repeat_figures.of_cells(shown), strict=True)
+        for (key, repeats), line in zip(grouped.items(), cell_intervals.of_cells(shown), strict=True)
     ]
-    for cell, repeats, rates in zip(found, shown, repeat_figures.rates_at_depths(shown), strict=True):
-        analysis_flags.withhold(cell, repeats)
+    for cell, repeats, rates in zip(found, shown, cell_intervals.rates_at_depths(shown), strict=True):
+        withheld.withhold(cell, repeats)
         for at in cell["depths"]["at"] if cell["depths"] else []:
             at["tokens_per_s_ci95"] = rates.get(at["depth"])
     return found
@@ -352,7 +356,7 @@ def repeat_row(
     least = _higher(traffic.limits(record, ceiling, past_cache=True))
     loaded = loaded_of(record)
     anew = past_warm_up(record, times.latency_ns) if times and not (unusable or averaged) else []
-    raised = [*notes(record), *anew, *([] if anew else machine_drift(drift)), *users.notes(record, table)]
+    raised = [*judged.notes, *anew, *([] if anew else machine_drift(drift)), *users.notes(record, table)]
     whole_pieces = all(flag.warning is not Warnings.tokens_in_pieces for flag in raised)
     if not whole_pieces or guessed:
         figures["B_ci95_ms"], figures["W_identifiable"] = None, False
@@ -437,7 +441,7 @@ def repeat_row(
         "users_limit": users.limit(record, ceiling),
         "server": server_speed.row(record, ceiling),
         "record": record,
-        "energy": sensors.energy(record),
+        "energy": device_energy.energy(record),
         "limits": Limits(sheet=sheet, measured=measured),
         "buffers": _buffers(record),
     }

@@ -14,7 +14,7 @@ import numpy as np
 from typing_extensions import TypedDict
 
 from harness.analysis.columns import Cell as ColumnsCell
-from harness.analysis.quality import EQUAL_KLD
+from harness.analysis.quality_figures import EQUAL_KLD
 from harness.base.data import RECOMMENDED
 from harness.recommend import evidence
 from harness.recommend.candidates import Candidate

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Sequence, Set
 from operator import itemgetter
 
-from harness.analysis.quality import EQUAL_KLD
+from harness.analysis.quality_figures import EQUAL_KLD
 from harness.recommend import commands, evidence
 from harness.recommend.answer import HERE_TOO, LEAST_BITS, MEASURED, SHORT_PROMPT, THEORY, Choice, Ranked
 from harness.recommend.candidates import Place

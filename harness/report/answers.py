@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from harness.analysis.columns import Cell, Search, ShownCell
-from harness.analysis.quality import EQUAL_KLD
+from harness.analysis.quality_figures import EQUAL_KLD
 from harness.base import text
 from harness.dataset.study import Study, bounds, finite, labels, ok, provisional, timed
 from harness.dataset.table import synthetic, trained_mark

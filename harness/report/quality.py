@@ -11,10 +11,11 @@ import numpy as np
 from harness.analysis import agreement
 from harness.analysis.columns import Check, Score, ShownCell
 from harness.analysis.figures import shown_in
-from harness.analysis.quality import FEWEST_WINDOWS
+from harness.analysis.quality_figures import FEWEST_WINDOWS
 from harness.base.text import list_named, plural
 from harness.dataset.study import Curve, finite, labels, ok
-from harness.records.kinds import Depth, Experts, Figure
+from harness.records.checked import Depth, Experts
+from harness.records.scored import Figure
 from harness.report import plots, tables
 from harness.report.tables import Column
 from harness.report.text_table import FAILED, NONE, REMARK, Block, Note, Table, formatted

@@ -1,4 +1,4 @@
-"""Results in the formats of other tools."""
+"""Results as CSV, a line per repeat, and as Parquet, every token of every repeat with a series."""
 
 from __future__ import annotations
 
@@ -21,8 +21,6 @@ from harness.records import ResultsError, Stored
 
 Repeat = tuple[Row, Stored]
 
-# Choose the repeats to export: those that are ok. The others are counted by reason.
-
 
 @dataclass
 class Chosen:
@@ -43,19 +41,16 @@ class Chosen:
             self.warnings += campaign.study.warnings
             self.left_out.update("search" for _ in campaign.study.searches)
             fit: list[Repeat] = []
-            for row, each in campaign.repeats:
+            for row, result in campaign.repeats:
                 self.seen += 1
                 if row["status"] != "ok":
                     self.left_out["disturbed" if row["disturbed"] else str(row["status"])] += 1
                 elif why := self.unfit(row):
                     self.left_out[why] += 1
                 else:
-                    fit.append((row, each))
+                    fit.append((row, result))
             if fit:
                 yield fit
-
-
-# CSV export: one line per repeat, all figures at full precision.
 
 
 def lines_text(chosen: Iterable[Sequence[Repeat]]) -> str:
@@ -82,9 +77,6 @@ def _codes(row: Row) -> str:
     return " ".join(dict.fromkeys(flag["code"] for flag in row["flags"]))
 
 
-# Parquet export: every token of every repeat with a series; one row group per repeat.
-
-
 WHOSE = ("campaign", "cell", "model", "stack", "variant", "kind", "machine", "device", "started_utc")
 COLUMNS = ("n", "latency_ns", "token_id", "device_ns")
 SCHEMA = pa.schema(
@@ -102,7 +94,7 @@ def unfit_tokens(row: Row) -> str:
 
 
 def write_tokens(target: Path, chosen: Iterable[Sequence[Repeat]]) -> int:
-    """Write the file and return the number of repeats in it; without a series there is no file.
+    """Write the file, a row group per repeat, and return their number; without a series there is no file.
 
     The file is written as TARGET.partial and then renamed. `n` is as its source counts it; a value not
     measured is null. Raises ResultsError.
@@ -110,8 +102,8 @@ def write_tokens(target: Path, chosen: Iterable[Sequence[Repeat]]) -> int:
     partial, count = target.with_name(f"{target.name}.partial"), 0
     try:
         with pq.ParquetWriter(partial, SCHEMA, compression="zstd") as file:
-            for row, each in (repeat for campaign in chosen for repeat in campaign):
-                series = each.times.columns()
+            for row, result in (repeat for campaign in chosen for repeat in campaign):
+                series = result.times.columns()
                 if not series:
                     continue
                 length = len(series["n"])

@@ -41,8 +41,6 @@ class OptionError(LogError, NotStarted):
     """An option does not fit the file, or an option is needed; the message names it."""
 
 
-# Units of time: a format, the end of a column's name or an option states them. They are never guessed.
-
 MS = {"s": 1e3, "ms": 1.0, "us": 1e-3, "ns": 1e-6}
 UNITS = dict.fromkeys(("s", "sec", "secs", "second", "seconds"), "s")
 UNITS |= dict.fromkeys(("ms", "msec", "millis", "milliseconds"), "ms")

@@ -154,6 +154,9 @@ def test_least_squares_has_the_errors_of_the_textbook():
     )
     assert line_fit.interval_of_points(x[:3], y[:3])
     assert line_fit.interval_of_points(x[:2], y[:2]) is None
+    white = np.random.default_rng(0).normal(10, 0.1, 1024)
+    mean = line_fit.interval(np.arange(1024.0), white).mean_half_ms
+    assert mean == pytest.approx(line_fit.students_half(white), rel=0.3)
     assert line_fit.students_half(np.array([9.9, 10.0, 10.1])) == pytest.approx(T_2 * 0.1 / math.sqrt(3))
 
 

@@ -58,13 +58,13 @@ def windows(prompt_tokens: int, tokens: int) -> list[list[int]]:
     again, and at the workload's length. Doubling means that a check cut short by time still reaches half of
     the depth it could have reached. Where two windows would overlap, the workload's own wins.
     """
-    found = [[max(0, prompt_tokens - WINDOW), prompt_tokens]]
+    ranges = [[max(0, prompt_tokens - WINDOW), prompt_tokens]]
     deepest = [max(prompt_tokens, tokens - WINDOW), tokens]
     doubled = (DEPTHS[-1] << doublings for doublings in itertools.count(1))
     for end in itertools.takewhile(lambda end: end <= deepest[0], itertools.chain(DEPTHS, doubled)):
-        if found[-1][1] <= end - WINDOW:
-            found.append([end - WINDOW, end])
-    return [*found, deepest] if deepest[0] < tokens else found
+        if ranges[-1][1] <= end - WINDOW:
+            ranges.append([end - WINDOW, end])
+    return [*ranges, deepest] if deepest[0] < tokens else ranges
 
 
 def shown_checks(compared: Sequence[int]) -> list[int]:
@@ -92,14 +92,17 @@ def compare(
     for logits, positions in ((reference, reference_positions), (variant, variant_positions)):
         if len(logits) != len(positions):
             raise ValueError(f"{len(logits)} rows of logits for {len(positions)} positions")
-        places.append({position: place for place, position in enumerate(positions)})
-    found: list[Depth] = []
+        places.append({position: row_number for row_number, position in enumerate(positions)})
+    errors: list[Depth] = []
     for first, end in requested:
-        wanted = range(first, end)
-        if all(position in of for position in wanted for of in places):
-            rows = [(reference[places[0][position]], variant[places[1][position]]) for position in wanted]
-            found.append(_window(end, rows))
-    return found
+        positions_of_window = range(first, end)
+        if all(position in of for position in positions_of_window for of in places):
+            rows = [
+                (reference[places[0][position]], variant[places[1][position]])
+                for position in positions_of_window
+            ]
+            errors.append(_window(end, rows))
+    return errors
 
 
 def _window(n: int, rows: Sequence[tuple[Logits, Logits]]) -> Depth:
@@ -178,8 +181,8 @@ def verdict(record: Record) -> tuple[str, str | None]:
     if record["outcome"] != "ok":
         word = "unchecked" if check.get("unchecked") else "failed"
         return word, record.get("reason") or str(record["outcome"])
-    if found := mismatches(record, check.get("ran")):
-        return "unchecked", f"did not run as requested: {found[0].detail}"
+    if differing := mismatches(record, check.get("ran")):
+        return "unchecked", f"did not run as requested: {differing[0].detail}"
     for depth in check["depths"]:
         if depth["not_finite"]:
             many = f"{depth['not_finite']} of {plural(depth['positions'], 'position')} up to n = {depth['n']}"

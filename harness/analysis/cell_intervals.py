@@ -69,14 +69,14 @@ def rates_at_depths(cells: Sequence[Sequence[Repeat]]) -> list[dict[int, Ends | 
     """The intervals of tok/s by depth, of the geometric mean over repeats; see `of_cells`."""
     campaigns = list(map(campaign_of, cells))
     rows = [[at for row in cell for at in (row["depths"] or {"at": []})["at"]] for cell in cells]
-    found: list[dict[int, Ends | None]] = [{} for _ in cells]
+    by_depth: list[dict[int, Ends | None]] = [{} for _ in cells]
     for depth in sorted({at["depth"] for of_cell in rows for at in of_cell}):
         here = [[at for at in of_cell if at["depth"] == depth] for of_cell in rows]
         between = intervals([_at_depth(repeats) for repeats in here], campaigns)
-        for of_cell, repeats, ends in zip(found, here, between, strict=True):
+        for of_cell, repeats, ends in zip(by_depth, here, between, strict=True):
             if ends or len(repeats) == 1:
                 of_cell[depth] = list(ends) if ends else repeats[0]["tokens_per_s_ci95"]
-    return found
+    return by_depth
 
 
 def _at_depth(repeats: Sequence[AtDepthRow]) -> Sample | None:
@@ -101,7 +101,7 @@ def intervals(
 ) -> list[tuple[float, float] | None]:
     """The 95% interval of each sample's mean; None where its campaign has too few repeats. The samples are of
     one figure; None: a cell without it. `campaigns`: the pool of each, see `campaign_of`."""
-    found: list[tuple[float, float] | None] = [None] * len(samples)
+    ends: list[tuple[float, float] | None] = [None] * len(samples)
     for campaign in dict.fromkeys(campaigns):
         members = {
             number: sample
@@ -114,21 +114,21 @@ def intervals(
             disturbed = mine is not None and mine.far_beyond(drawn)
             spread = Spread(mine.variance, drawn.freedom) if mine and disturbed else drawn
             if spread.freedom >= FEWEST_FREEDOM:
-                found[number] = members[number].ends(spread)
-    return found
+                ends[number] = members[number].ends(spread)
+    return ends
 
 
 def _B(cell: Sequence[Repeat]) -> Sample | None:
     rows = [row for row in cell if row["B_ms"] is not None]
-    known = [B_ms for row in rows if (B_ms := row["B_ms"]) is not None]
-    if not known or min(known) <= 0:
+    values = [B_ms for row in rows if (B_ms := row["B_ms"]) is not None]
+    if not values or min(values) <= 0:
         return None
     halves = []
-    for row, B_ms in zip(rows, known, strict=True):
+    for row, B_ms in zip(rows, values, strict=True):
         low, high = row["B_ci95_ms"] or (None, None)
         half = None if high is None else high - B_ms if low is None else (high - low) / 2
         halves.append(half and half / B_ms)
-    return Sample([math.log(B_ms) for B_ms in known], _blocks(rows, halves))
+    return Sample([math.log(B_ms) for B_ms in values], _blocks(rows, halves))
 
 
 def _rate(cell: Sequence[Repeat]) -> Sample | None:
@@ -179,7 +179,7 @@ def _figures(
     """A lone repeat keeps the intervals of its own where its campaign gives none."""
     alone = cell[0] if len(cell) == 1 else None
     slope_ms = _mean(cell, "slope_ms")
-    found: CellFigures = {
+    figures: CellFigures = {
         "B_ms": _mean(cell, "B_ms"),
         "B_ci95_ms": [*B] if B else alone and alone["B_ci95_ms"],
         "slope_ms": slope_ms,
@@ -190,10 +190,10 @@ def _figures(
         "tokens_per_s_ci95": [*rate] if rate else alone and alone["tokens_per_s_ci95"],
     }
     if slope_ms is not None and slope_ms > 0:
-        found["W_tokens_per_ms"] = 1 / slope_ms
-    return found
+        figures["W_tokens_per_ms"] = 1 / slope_ms
+    return figures
 
 
 def _mean(cell: Sequence[Repeat], key: Literal["B_ms", "slope_ms"]) -> float | None:
-    known = [value for row in cell if (value := row[key]) is not None]
-    return fmean(known) if known else None
+    values = [value for row in cell if (value := row[key]) is not None]
+    return fmean(values) if values else None

@@ -56,17 +56,17 @@ def measured_energy(
     inside = [(index, t) for index, t in enumerate(columns["t_ns"]) if t and first_ns <= t <= during.end_ns]
     times = [t for _, t in inside]
     between = list(pairwise(times))
-    found: dict[str, Domain] = {}
+    by_column: dict[str, Domain] = {}
     for column, domain in domains.items():
         values = [columns[column][index] for index, _ in inside]
-        found[column] = _spent(domain["name"], column, values, between, domain["range_uj"])
+        by_column[column] = _spent(domain["name"], column, values, between, domain["range_uj"])
     tokens = during.tokens_by(times[-1]) - during.tokens_by(times[0]) if times else 0.0
     return {
         "timed_s": (during.end_ns - during.start_ns) / 1e9,
         "window_s": (times[-1] - times[0]) / 1e9 if times else 0.0,
         "tokens": round(tokens, 3),
         "longest_gap_s": max((later - earlier for earlier, later in between), default=0) / 1e9,
-        "domains": found,
+        "domains": by_column,
     }
 
 

@@ -105,13 +105,13 @@ def days(table: Costs, base: Flags, prior: float) -> Days:
     columns = base.any(axis=0)
     if columns.sum() < FEWEST_CAMPAIGNS or base.sum(axis=1).max() < 2:
         return Days(Spread(prior**2, 1e6))
-    known, means = base[:, columns], np.where(base, table.means, 0.0)[:, columns]
-    counts, shifts, levels = known.sum(axis=1), np.zeros(known.shape[1]), np.zeros(len(known))
-    for _ in range(1 if known.all() else SWEEPS):
-        levels = (means - known * shifts).sum(axis=1) / np.maximum(counts, 1)
-        shifts = (means - known * levels[:, None]).sum(axis=0) / known.sum(axis=0)
+    measured, means = base[:, columns], np.where(base, table.means, 0.0)[:, columns]
+    counts, shifts, levels = measured.sum(axis=1), np.zeros(measured.shape[1]), np.zeros(len(measured))
+    for _ in range(1 if measured.all() else SWEEPS):
+        levels = (means - measured * shifts).sum(axis=1) / np.maximum(counts, 1)
+        shifts = (means - measured * levels[:, None]).sum(axis=0) / measured.sum(axis=0)
         shifts -= shifts.mean()
-    squares = ((means - levels[:, None] - shifts) ** 2 * known).sum(axis=1)
+    squares = ((means - levels[:, None] - shifts) ** 2 * measured).sum(axis=1)
     freedom = len(shifts) - 1
     # One shift per campaign is fitted from all cells: each cell loses its part of those degrees of freedom.
     share = 1 - freedom / max(int(np.maximum(counts - 1, 0).sum()), freedom)
@@ -167,10 +167,10 @@ def differences(
         for figures in (table.means, table.medians)
     )
     variance, freedom, spreads = _noise(table, base, new, between)
-    known = np.isfinite(variance)
+    has_noise = np.isfinite(variance)
     shared: Change | None = None
     own: list[Change | None] = [None] * len(cost)
-    if known.sum() >= FEWEST_CELLS:
+    if has_noise.sum() >= FEWEST_CELLS:
         shared, own = _shared(cost, middle, variance, freedom, between, 1 + 1 / float(np.median(campaigns)))
     every = []
     for cell in range(len(cost)):
@@ -180,11 +180,11 @@ def differences(
         total = alone + common if alone else max(common, variance[cell])
         errors = alone**2 / freedom[cell] + common**2 / between.shift.freedom
         whole = change(
-            float(cost[cell]), float(middle[cell]), total, total**2 / errors if known[cell] else 1.0
+            float(cost[cell]), float(middle[cell]), total, total**2 / errors if has_noise[cell] else 1.0
         )
         spread = spreads.get(cell)
         every.append(Difference(whole, own[cell], math.sqrt(spread.variance) if spread else None))
-    return Differences(every, shared, int(known.sum()), between)
+    return Differences(every, shared, int(has_noise.sum()), between)
 
 
 def _noise(table: Costs, base: Flags, new: int, between: Days) -> tuple[Floats, Floats, dict[int, Spread]]:
@@ -254,10 +254,10 @@ def significant(every: Mapping[Key, Difference]) -> dict[Key, list[Change]]:
         for number, tested in enumerate((of.whole, of.own))
         if tested
     }
-    kept = discoveries(
+    discovered = discoveries(
         {key: tested.p for key, tested in both.items() if tested.p is not None}, FALSE_DISCOVERIES
     )
-    return {name: [both[name, number] for number in (0, 1) if (name, number) in kept] for name in every}
+    return {name: [both[name, number] for number in (0, 1) if (name, number) in discovered] for name in every}
 
 
 def beyond(changes: Sequence[Change], bound: float) -> int:

@@ -12,34 +12,34 @@ PINNED = 0.5  # fewer than this share of the experts that an even choice is expe
 
 def routing_notes(record: Record) -> list[Flag]:
     """Flags where random routers choose more evenly than trained ones, or one repeated token was measured."""
-    found = done_of(record).get("routing")
-    if not found or not found["layers"] or not found["tokens"]:
+    routing = done_of(record).get("routing")
+    if not routing or not routing["layers"] or not routing["tokens"]:
         return []
     raised = []
     if record["model"]["weights"].get("synthetic"):
         fixed = "; steps were fed fixed ids, not those with the highest logit, which may repeat"
         fed = fixed if done_of(record).get("fed") else ""
-        raised.append(Warnings.synthetic_routing.flag(busiest=busiest(found), fed=fed))
-    used, expected = distinct(found), expected_distinct(found)
+        raised.append(Warnings.synthetic_routing.flag(busiest=busiest(routing), fed=fed))
+    used, expected = distinct(routing), expected_distinct(routing)
     if used < PINNED * expected:
-        steps, different, experts = found["tokens"], found["distinct_tokens"], found["experts"]
+        steps, different, experts = routing["tokens"], routing["distinct_tokens"], routing["experts"]
         numbers = {"steps": steps, "different": different, "experts": experts}
         raised.append(Warnings.pinned_experts.flag(used=used, expected=expected, **numbers))
     return raised
 
 
-def busiest(found: Routing) -> float:
+def busiest(routing: Routing) -> float:
     """How often a layer's most chosen expert was chosen, over its mean expert: the mean of the layers."""
-    shares = [max(counts) * len(counts) / sum(counts) for counts in found["layers"] if sum(counts)]
+    shares = [max(counts) * len(counts) / sum(counts) for counts in routing["layers"] if sum(counts)]
     return sum(shares) / len(shares) if shares else 1.0
 
 
-def distinct(found: Routing) -> float:
+def distinct(routing: Routing) -> float:
     """Experts that were chosen at least once, the mean of the layers."""
-    return sum(sum(count > 0 for count in counts) for counts in found["layers"]) / len(found["layers"])
+    return sum(sum(count > 0 for count in counts) for counts in routing["layers"]) / len(routing["layers"])
 
 
-def expected_distinct(found: Routing) -> float:
+def expected_distinct(routing: Routing) -> float:
     """The same, if each step had chosen uniformly."""
-    used = sum(map(sum, found["layers"])) / len(found["layers"]) / found["tokens"]
-    return found["experts"] * distinct_share(found["experts"], round(used), found["tokens"])
+    used = sum(map(sum, routing["layers"])) / len(routing["layers"]) / routing["tokens"]
+    return routing["experts"] * distinct_share(routing["experts"], round(used), routing["tokens"])

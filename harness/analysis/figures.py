@@ -122,16 +122,16 @@ class Figure:
 
     def number(self, row: Row) -> float | None:
         """The figure of a row, as tables show it."""
-        found = row.get(self.name)
-        return found if isinstance(found, (int, float)) else None
+        value = row.get(self.name)
+        return value if isinstance(value, (int, float)) else None
 
     def value(self, row: AnyRow) -> float | None:
         """The figure of a row of a repeat, a search or a score, as runs are compared; None: none, or not
         positive."""
         if self.whole and row.get("workload") == "grow":
             return None
-        found = self.compared(row) if self.compared else self.number(row)
-        return float(found) if found is not None and found > 0 else None
+        value = self.compared(row) if self.compared else self.number(row)
+        return float(value) if value is not None and value > 0 else None
 
     def error(self, row: AnyRow) -> float | None:
         """The relative standard error within a repeat, from blocks of tokens; None: too few blocks."""
@@ -507,15 +507,15 @@ def row_of(judged: JudgedRepeat) -> Repeat:
 
 def pooled(rows: Sequence[Row]) -> dict[str, float | None]:
     """The medians and maxima over a cell's repeats."""
-    found: dict[str, float | None] = {}
+    medians: dict[str, float | None] = {}
     for figure in FIGURES:
         if figure.pool in ("median", "max"):
             values = [value for row in rows if (value := figure.number(row)) is not None]
             if figure.pool == "max":
-                found[figure.name] = max(filter(None, values), default=None)
+                medians[figure.name] = max(filter(None, values), default=None)
             else:
-                found[figure.name] = statistics.median(values) if values else None
-    return found
+                medians[figure.name] = statistics.median(values) if values else None
+    return medians
 
 
 def again(row: Row) -> dict[str, object]:

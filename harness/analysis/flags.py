@@ -72,7 +72,7 @@ class Limit:
 
 
 def flags(
-    found: Analysis,
+    analysis: Analysis,
     limit: Limit | None = None,
     expected_tokens: int | None = None,
     kv_read: str | None = None,
@@ -84,14 +84,14 @@ def flags(
     With a sliding window (`window`) latency is flat past the window. `first_token`: whether it may be
     compared with later steps.
     """
-    raised = _first_token(found) if first_token and kv_read != "full" else []
-    raised += [*_shape(found, kv_read == "window"), *_line(found)]
-    count, sweep = found.figures["n_tokens"] or 0, found.figures["shape"] == SWEEP
+    raised = _first_token(analysis) if first_token and kv_read != "full" else []
+    raised += [*_shape(analysis, kv_read == "window"), *_line(analysis)]
+    count, sweep = analysis.figures["n_tokens"] or 0, analysis.figures["shape"] == SWEEP
     if expected_tokens is not None and count != expected_tokens and not sweep:
         tokens = plural(count, "token")
         raised.append(Warnings.early_stop.flag(tokens=tokens, expected=expected_tokens))
     if limit is not None:
-        raised += _faster_than(found, limit)
+        raised += _faster_than(analysis, limit)
     return raised
 
 
@@ -156,8 +156,8 @@ def same_changes(changes: Mapping[str, int | None]) -> dict[str, Flag]:
     return raised
 
 
-def _first_token(found: Analysis) -> list[Flag]:
-    first, second, settled = found.figures.get("first_token_ms"), found.second_ms, found.settled_ms
+def _first_token(analysis: Analysis) -> list[Flag]:
+    first, second, settled = analysis.figures.get("first_token_ms"), analysis.second_ms, analysis.settled_ms
     if first is None or second is None or settled is None or first >= floors.UNSYNCHRONISED * settled:
         return []
     late = f"; the second took {second:.0f}: the clock was read before the device was done"
@@ -182,52 +182,55 @@ def past_warm_up(record: Record, latency_ns: Ints) -> list[Flag]:
     return [Warnings.slower_at_new_lengths.flag(seen=seen, new=new, tokens=warmed, why=why)]
 
 
-def _line(found: Analysis) -> list[Flag]:
+def _line(analysis: Analysis) -> list[Flag]:
     """Points that the line leaves out, and why it may have no interval."""
-    raised, figures = [], found.figures
-    if found.late_ms is not None and found.settled_ms is not None:
-        raised.append(Warnings.late_second_token.flag(gap=found.late_ms, later=found.settled_ms))
+    raised, figures = [], analysis.figures
+    if analysis.late_ms is not None and analysis.settled_ms is not None:
+        raised.append(Warnings.late_second_token.flag(gap=analysis.late_ms, later=analysis.settled_ms))
     if figures["plain_B_ms"] is not None:
         W = figures["plain_W_tokens_per_ms"]
         plain = f"B {figures['plain_B_ms']:.2f} ms" + (
             f", W {W:,.0f}" if W and figures["W_identifiable"] else ""
         )
         raised.append(Warnings.spikes_left_out.flag(line=plain))
-    if found.copied:
-        raised.append(Warnings.repeated_blocks.flag(copies=found.copied, tokens=figures["n_tokens"]))
-    if found.bends:
+    if analysis.copied:
+        raised.append(Warnings.repeated_blocks.flag(copies=analysis.copied, tokens=figures["n_tokens"]))
+    if analysis.bends:
         raised.append(Warnings.bends.flag())
     return raised
 
 
-def _shape(found: Analysis, slides: bool) -> list[Flag]:
-    level = found.figures["median_ms"]
-    if found.shape is None or level is None:
+def _shape(analysis: Analysis, slides: bool) -> list[Flag]:
+    level = analysis.figures["median_ms"]
+    if analysis.shape is None or level is None:
         return []
-    if flat := plateau(found.shape, level):
+    if flat := plateau(analysis.shape, level):
         return [] if slides else [Warnings.plateau_past_window.flag(n=flat.from_n - 1)]
-    if levels := jump(found.shape):
-        at = found.shape.segments[1].from_n
+    if levels := jump(analysis.shape):
+        at = analysis.shape.segments[1].from_n
         return [Warnings.drift.flag(before=levels[0], after=levels[1], n=at)]
-    if found.halves and found.shape.name in ONE_LINE:
-        one, two = found.halves
+    if analysis.halves and analysis.shape.name in ONE_LINE:
+        one, two = analysis.halves
         B, rises = (one.B_ms, two.B_ms), (one.slope_ms * 1e3, two.slope_ms * 1e3)
         return [Warnings.halves_differ.flag(first_B=B[0], second_B=B[1], first=rises[0], second=rises[1])]
     return []
 
 
-def _faster_than(found: Analysis, limit: Limit) -> list[Flag]:
+def _faster_than(analysis: Analysis, limit: Limit) -> list[Flag]:
     raised = []
     allowed = limit.B_ms / CEILING_TOLERANCE
-    if found.fastest_ms is not None and found.fastest_ms < allowed:
-        took = f"{found.fastest_ms:.2f} ms"
+    if analysis.fastest_ms is not None and analysis.fastest_ms < allowed:
+        took = f"{analysis.fastest_ms:.2f} ms"
         raised.append(Warnings.faster_than_limit.flag(took=took, least=limit.B_ms))
     first_ms = limit.B_ms if limit.first_ms is None else limit.first_ms
-    first_token_ms = found.figures.get("first_token_ms")
+    first_token_ms = analysis.figures.get("first_token_ms")
     if first_token_ms is not None and first_token_ms < first_ms / CEILING_TOLERANCE:
         first = Warnings.first_token_faster_than_limit
         raised.append(first.flag(took=first_token_ms, least=first_ms))
-    W, most = found.figures["W_tokens_per_ms"] if found.figures["W_identifiable"] else None, found.steepest_ms
+    W, most = (
+        analysis.figures["W_tokens_per_ms"] if analysis.figures["W_identifiable"] else None,
+        analysis.steepest_ms,
+    )
     if W and limit.slope_ms and most is not None and most < limit.slope_ms / CEILING_TOLERANCE:
         raised.append(_slope(W, limit.slope_ms))
     return raised

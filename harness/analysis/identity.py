@@ -68,7 +68,7 @@ def recorded_gpu(record: Record) -> Gpu | None:
 
 def weights(record: Record) -> str:
     """`synthetic`, or where the weights come from (path, hub); `none` for a stack that loads none."""
-    given = record["model"]["weights"]
-    if record.get("loaded") and given["kind"] == "synthetic" and "fingerprint" not in given:
+    stored = record["model"]["weights"]
+    if record.get("loaded") and stored["kind"] == "synthetic" and "fingerprint" not in stored:
         return "none"
-    return "synthetic" if given.get("synthetic", given["kind"] == "synthetic") else str(given["kind"])
+    return "synthetic" if stored.get("synthetic", stored["kind"] == "synthetic") else str(stored["kind"])

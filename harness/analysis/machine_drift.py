@@ -45,12 +45,12 @@ class Drift:
     def significant(self) -> bool:
         return abs(self.share) > self.half
 
-    def widened(self, known: Interval) -> Interval:
+    def widened(self, around: Interval) -> Interval:
         """The interval, wider by what an error of the drift moves the line."""
         return replace(
-            known,
-            B_half_ms=math.hypot(known.B_half_ms, self.half * self.moved.B_ms),
-            slope_half_ms=math.hypot(known.slope_half_ms, self.half * self.moved.slope_ms),
+            around,
+            B_half_ms=math.hypot(around.B_half_ms, self.half * self.moved.B_ms),
+            slope_half_ms=math.hypot(around.slope_half_ms, self.half * self.moved.slope_ms),
         )
 
 

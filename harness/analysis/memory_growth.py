@@ -39,8 +39,8 @@ def memory_growth_row(record: Record, times: TokenTimes, samples: Columns) -> Me
         reason = "its cache is allocated when it is loaded"
     else:
         if steps := done.get("memory_steps"):  # tokens held, and bytes allocated by the stack's allocator
-            held = np.asarray(steps, dtype=float)
-            slope = _line(held[:, 0], held[:, 1], free=0)
+            tokens_held = np.asarray(steps, dtype=float)
+            slope = _line(tokens_held[:, 0], tokens_held[:, 1], free=0)
         else:
             slope = _line(*_of_samples(record, times, samples), _free(record))
         if slope is None:

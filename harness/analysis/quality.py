@@ -25,8 +25,8 @@ def verdict(record: Record) -> Verdict:
     quality = record["quality"]
     if reason := _wrong(record):
         return Verdict("invalid", [reason], next_steps=[Warnings.logits_not_finite.next_step])
-    if found := mismatches(record, quality.get("ran")):
-        return Verdict("invalid", [f"did not run as requested: {mismatch.detail}" for mismatch in found])
+    if differing := mismatches(record, quality.get("ran")):
+        return Verdict("invalid", [f"did not run as requested: {mismatch.detail}" for mismatch in differing])
     return Verdict("ok", [])
 
 
@@ -121,11 +121,11 @@ def apply(rows: Sequence[Repeat], scores: Sequence[Score]) -> None:
         built = _built(row)
         never_ready = states.get((*_variant(row), None), NOT_SCORED)
         row["quality"] = states.get(built, never_ready)
-        if found := of.get(built):
-            ppl, kld = found["figures"]["ppl"], found["figures"].get("kld_mean")
-            row["quality"] = found["status"]
+        if score_of := of.get(built):
+            ppl, kld = score_of["figures"]["ppl"], score_of["figures"].get("kld_mean")
+            row["quality"] = score_of["status"]
             row["perplexity"], row["perplexity_stderr"] = ppl["value"], ppl.get("standard_error")
-            row["kld_mean"], row["top1"] = found["kld_mean"], found["top1"]
+            row["kld_mean"], row["top1"] = score_of["kld_mean"], score_of["top1"]
             row["kld_mean_ci95"] = [kld["low"], kld["high"]] if kld else None
         if built in wrong and (row["status"] in USABLE or row["disturbed"]):
             row["status"], row["reasons"] = "invalid", [*row["reasons"], wrong[built]]

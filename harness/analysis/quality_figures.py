@@ -36,51 +36,51 @@ def figures(windows: Sequence[Scores], reference_nll: Sequence[Floats] | None) -
     and `kld_max`, in nats; `top1` and `top5`, shares; `rms_dp`, root mean square of the change of the
     probability of the text's tokens. Standard errors are of means over windows.
     """
-    found = of_means(means(windows, reference_nll))
+    by_name = of_means(means(windows, reference_nll))
     if reference_nll is None:
-        return found
+        return by_name
     kld = np.array([window.kld for window in windows])
-    found |= _percentiles(kld)
-    found["kld_max"] = {"value": float(kld.max()), "low": None, "high": None}
-    found["top5"] = _figure([window.same_top5.mean() for window in windows], _share)
-    found["rms_dp"] = _figure(
+    by_name |= _percentiles(kld)
+    by_name["kld_max"] = {"value": float(kld.max()), "low": None, "high": None}
+    by_name["top5"] = _figure([window.same_top5.mean() for window in windows], _share)
+    by_name["rms_dp"] = _figure(
         [(window.change**2).mean() for window in windows],
         lambda mean: math.sqrt(max(0.0, mean)),
         lambda value, error: error / (2 * value) if value else 0.0,
     )
-    return found
+    return by_name
 
 
-def of_means(found: WindowMeans) -> dict[str, Figure]:
+def of_means(of_windows: WindowMeans) -> dict[str, Figure]:
     """Those of the figures that follow from the mean of each window."""
-    nll = np.array(found["nll"])
+    nll = np.array(of_windows["nll"])
     figures = {
         "ppl": _figure(nll, lambda mean: math.exp(min(mean, HIGHEST_NLL)), lambda value, error: value * error)
     }
-    if "reference_nll" in found:
-        figures["ln_ppl_ratio"] = _figure(nll - np.array(found["reference_nll"]), lambda mean: mean)
-    if "kld" in found:
-        figures["kld_mean"] = _figure(found["kld"], lambda mean: max(0.0, mean))
-    if "top1" in found:
-        figures["top1"] = _figure(found["top1"], _share)
+    if "reference_nll" in of_windows:
+        figures["ln_ppl_ratio"] = _figure(nll - np.array(of_windows["reference_nll"]), lambda mean: mean)
+    if "kld" in of_windows:
+        figures["kld_mean"] = _figure(of_windows["kld"], lambda mean: max(0.0, mean))
+    if "top1" in of_windows:
+        figures["top1"] = _figure(of_windows["top1"], _share)
     return figures
 
 
 def means(windows: Sequence[Scores], reference_nll: Sequence[Floats] | None) -> WindowMeans:
     """The mean of each window, so that two variants can be compared window by window."""
-    found: WindowMeans = {"nll": [float(window.nll.mean()) for window in windows]}
+    of_windows: WindowMeans = {"nll": [float(window.nll.mean()) for window in windows]}
     if reference_nll is not None:
-        found["reference_nll"] = [float(each.mean()) for each in reference_nll]
-        found["kld"] = [float(window.kld.mean()) for window in windows]
-        found["top1"] = [float(window.same_top.mean()) for window in windows]
-    return found
+        of_windows["reference_nll"] = [float(each.mean()) for each in reference_nll]
+        of_windows["kld"] = [float(window.kld.mean()) for window in windows]
+        of_windows["top1"] = [float(window.same_top.mean()) for window in windows]
+    return of_windows
 
 
 def change(base: Sequence[float], new: Sequence[float], level: float) -> Change:
     """The change of ln PPL between two scores of the same windows, from the difference of their mean nll in
     each window, with the interval of Student's t at this level. No interval of one window."""
-    found = changes({"": np.subtract(new, base).tolist()}, level)[""]
-    return replace(found, middle=found.cost)  # the perplexity is of the mean: a broken window counts
+    of_mean = changes({"": np.subtract(new, base).tolist()}, level)[""]
+    return replace(of_mean, middle=of_mean.cost)  # the perplexity is of the mean: a broken window counts
 
 
 def loss_nats(windows: Sequence[Scores]) -> float:
@@ -110,22 +110,22 @@ def _figure(
 
 def _percentiles(kld: Floats) -> dict[str, Figure]:
     """Percentiles over positions; their standard errors from draws of whole windows."""
-    wanted = list(PERCENTILES.values())
+    percentiles = list(PERCENTILES.values())
     draws = np.random.default_rng(SEED).integers(len(kld), size=(DRAWS, len(kld)))
-    values = np.percentile(kld, wanted)
+    values = np.percentile(kld, percentiles)
     drawn = np.concatenate(
         [
-            np.percentile(kld[some].reshape(len(some), -1), wanted, axis=1)
+            np.percentile(kld[some].reshape(len(some), -1), percentiles, axis=1)
             for some in np.array_split(draws, DRAWS // DRAWS_AT_ONCE)
         ],
         axis=1,
     )
-    found: dict[str, Figure] = {}
+    by_name: dict[str, Figure] = {}
     for name, value, of_draws in zip(PERCENTILES, values, drawn, strict=True):
-        found[name] = {"value": max(0.0, float(value)), "low": None, "high": None}
+        by_name[name] = {"value": max(0.0, float(value)), "low": None, "high": None}
         if len(kld) > 1:
             # The windows drawn differ by less than windows of the text do, by a factor of (n - 1) / n.
             error = float(of_draws.std()) * math.sqrt(len(kld) / (len(kld) - 1))
             half = error * float(scipy.special.stdtrit(len(kld) - 1, (1 + CONFIDENCE) / 2))
-            found[name] |= {"low": max(0.0, float(value) - half), "high": max(0.0, float(value) + half)}
-    return found
+            by_name[name] |= {"low": max(0.0, float(value) - half), "high": max(0.0, float(value) + half)}
+    return by_name

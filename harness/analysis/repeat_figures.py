@@ -99,27 +99,27 @@ def empty_figures(n_tokens: int | None, first_token_ms: float | None = None) -> 
     return cast(Figures, {**dict.fromkeys(Figures.__annotations__), **known})
 
 
-def averages(found: Figures, ms: Floats) -> Figures:
+def averages(figures: Figures, ms: Floats) -> Figures:
     """What holds where passes give several tokens each: tokens after the first burst, over the time after it.
     No latency of a single token, and none of an edge, which may cut a pass in two. `ms`: of these tokens."""
     return {
-        **empty_figures(found["n_tokens"], found.get("first_token_ms")),
-        "last_n": found["last_n"],
+        **empty_figures(figures["n_tokens"], figures.get("first_token_ms")),
+        "last_n": figures["last_n"],
         "tokens_per_s": float(1e3 / ms.mean()) if len(ms) else None,
     }
 
 
-def line_figures(line: Line | None, known: Interval | None, identifiable: bool) -> LineFigures:
+def line_figures(line: Line | None, around: Interval | None, identifiable: bool) -> LineFigures:
     """B and W with their intervals.
 
     An interval of a latency never reaches below zero: such an end is None (open). W_ci95 is the inverse of
     the slope's interval; its high end is None where the slope may be zero.
     """
     B_ci95 = slope_ci95 = None
-    if known:
-        centre = known.centre
-        B_ci95 = positive(centre.B_ms - known.B_half_ms, centre.B_ms + known.B_half_ms)
-        slope_ci95 = [centre.slope_ms - known.slope_half_ms, centre.slope_ms + known.slope_half_ms]
+    if around:
+        centre = around.centre
+        B_ci95 = positive(centre.B_ms - around.B_half_ms, centre.B_ms + around.B_half_ms)
+        slope_ci95 = [centre.slope_ms - around.slope_half_ms, centre.slope_ms + around.slope_half_ms]
     return {
         "B_ms": line.B_ms if line else None,
         "B_ci95_ms": B_ci95,
@@ -131,11 +131,11 @@ def line_figures(line: Line | None, known: Interval | None, identifiable: bool) 
     }
 
 
-def rate_ci95(tokens_per_s: float, known: Interval | None) -> Ends | None:
+def rate_ci95(tokens_per_s: float, around: Interval | None) -> Ends | None:
     """Interval of the rate over all decode tokens, from the interval of their mean latency."""
-    if known is None:
+    if around is None:
         return None
-    mean, half = 1e3 / tokens_per_s, known.mean_half_ms
+    mean, half = 1e3 / tokens_per_s, around.mean_half_ms
     return [1e3 / (mean + half), 1e3 / (mean - half) if half < mean else None]
 
 
@@ -188,15 +188,15 @@ def analyse(n: Floats, ms: Floats, control_ms: Floats | None = None, plain: bool
     every = least_squares(x, freed)
     line, freed = (every, freed) if plain or usual is None else _without_spikes(x, ms, usual, freed, every)
     copied = copies(ms)
-    known, steady = None if copied else interval(x, freed), robust(x, freed)
-    shape = shape_of(n, freed, known)
-    known = drift.widened(known) if known and drift else known
+    around, steady = None if copied else interval(x, freed), robust(x, freed)
+    shape = shape_of(n, freed, around)
+    around = drift.widened(around) if around and drift else around
     halves = None if copied else differing_halves(x, freed)
     rate, has_edges = float(1e3 / ms.mean()), len(ms) + 1 >= 2 * EDGE_TOKENS
-    identifiable = _identifiable(known, shape, level) and not (drift and drift.explains_rise)
+    identifiable = _identifiable(around, shape, level) and not (drift and drift.explains_rise)
     figures: Figures = {
         **empty,
-        **line_figures(line, known, identifiable),
+        **line_figures(line, around, identifiable),
         "last_n": int(n[-1]),
         "shape": shape.name,
         "segments": _rows(shape, level),
@@ -205,7 +205,7 @@ def analyse(n: Floats, ms: Floats, control_ms: Floats | None = None, plain: bool
         "median_ms": level,
         "median_n": int(np.median(x)),
         "tokens_per_s": rate,
-        "tokens_per_s_ci95": rate_ci95(rate, known),
+        "tokens_per_s_ci95": rate_ci95(rate, around),
         "start_tokens_per_s": float(1e3 / ms[:EDGE_TOKENS].mean()) if has_edges else None,
         "end_tokens_per_s": float(1e3 / ms[-EDGE_TOKENS:].mean()) if has_edges else None,
         "slow_from_n": _lasting(n, ms if usual is None else usual),
@@ -224,7 +224,7 @@ def analyse(n: Floats, ms: Floats, control_ms: Floats | None = None, plain: bool
         copied=copied,
         halves=halves if halves and _differ(*halves) else None,
         fastest_ms=level if usual is None else float(usual.min()),
-        steepest_ms=None if _bends_up(x, freed) else _steepest_ms(known, shape, level),
+        steepest_ms=None if _bends_up(x, freed) else _steepest_ms(around, shape, level),
     )
 
 
@@ -242,8 +242,8 @@ def _starts(n: Floats) -> NDArray[np.intp]:
 
 def _sweep(n: Floats, ms: Floats) -> Analysis:
     """Points at some positions; neighbouring tokens are one point. None of them is a first token."""
-    known = np.isfinite(ms)
-    n, ms = n[known], ms[known]
+    measured = np.isfinite(ms)
+    n, ms = n[measured], ms[measured]
     starts = _starts(n)
     sizes = np.diff(starts, append=len(n))
     x, y = np.add.reduceat(n - 1, starts) / sizes, np.add.reduceat(ms, starts) / sizes
@@ -314,8 +314,8 @@ def check(n: Floats, ms: Floats) -> None:
         raise Unusable(f"the latency at n = {n[at]:.0f} is {ms[at]:g} ms")
 
 
-def _identifiable(known: Interval | None, shape: Shape, level: float) -> bool:
-    if known is None or shape.name in ("flat", "short") or known.centre.slope_ms <= known.slope_half_ms:
+def _identifiable(around: Interval | None, shape: Shape, level: float) -> bool:
+    if around is None or shape.name in ("flat", "short") or around.centre.slope_ms <= around.slope_half_ms:
         return False
     if shape.name != "mode change":
         return True
@@ -377,16 +377,16 @@ def _change_of_mode(shape: Shape, level: float) -> int | None:
     return shape.segments[1].from_n
 
 
-def _steepest_ms(known: Interval | None, shape: Shape, level: float) -> float | None:
+def _steepest_ms(around: Interval | None, shape: Shape, level: float) -> float | None:
     """Upper end of the slope's interval, in ms per token of context; None where latency hardly rises.
 
     Not for a series that bends upwards: a host that is slower than its device up to some position makes the
     line of a correct series too flat. A correct series that hardly rises may also have any slope.
     """
-    if known is None:
+    if around is None:
         return None
-    whole = Segment(shape.segments[0].from_n, shape.segments[-1].to_n, known.centre)
-    return None if is_flat(whole, level) else known.centre.slope_ms + known.slope_half_ms
+    whole = Segment(shape.segments[0].from_n, shape.segments[-1].to_n, around.centre)
+    return None if is_flat(whole, level) else around.centre.slope_ms + around.slope_half_ms
 
 
 def _differ(line: Line, steady: Line) -> bool:

@@ -79,13 +79,13 @@ def gauges(columns: Columns, during: Timed | None) -> dict[str, Gauge]:
     if during is None:
         return {}
     inside = [index for index, t_ns in enumerate(columns.get("t_ns", ())) if t_ns and during.holds(t_ns)]
-    found: dict[str, Gauge] = {}
+    by_column: dict[str, Gauge] = {}
     for name in GAUGES:
         read = [value for index in inside if name in columns and (value := columns[name][index]) is not None]
         if read:
             median = statistics.median(read)
-            found[name] = {"lowest": min(read), "median": median, "highest": max(read)}
-    return found
+            by_column[name] = {"lowest": min(read), "median": median, "highest": max(read)}
+    return by_column
 
 
 def sensor_row(record: Record) -> SensorFigures:

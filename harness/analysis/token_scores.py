@@ -62,12 +62,12 @@ def first_not_finite(logits: Logits) -> int | None:
 def kept(logits: Logits, targets: Sequence[int]) -> Kept:
     """A reference's logits (positions, vocabulary), to be kept. `targets`: the text's token after each."""
     codes, tops, nll = [], [], []
-    for rows, wanted in _slices(logits, targets):
+    for rows, next_ids in _slices(logits, targets):
         log_p = _log_softmax(rows)
         below = np.minimum(log_p.max(axis=1, keepdims=True) - log_p, RANGE_NATS)
         codes.append(np.rint(CODES * np.sqrt(below / RANGE_NATS)).astype(np.uint16))
         tops.append(_top(rows))
-        nll.append(-_of(log_p, wanted))
+        nll.append(-_of(log_p, next_ids))
     return Kept(np.concatenate(codes), np.concatenate(tops), np.concatenate(nll))
 
 
@@ -77,9 +77,9 @@ def scores(logits: Logits, targets: Sequence[int], reference: Kept | None) -> Sc
         ours, theirs = logits.shape[1], reference.codes.shape[1]
         raise OtherVocabulary(f"its vocabulary has {ours} tokens, and the reference's {theirs}")
     parts, at = [], 0
-    for rows, wanted in _slices(logits, targets):
+    for rows, next_ids in _slices(logits, targets):
         log_q = _log_softmax(rows)
-        nll = -_of(log_q, wanted)
+        nll = -_of(log_q, next_ids)
         if reference is None:
             nothing = np.empty(0)
             parts.append(Scores(nll, *[nothing] * 5))
@@ -113,9 +113,9 @@ def nats_below(codes: Floats) -> Floats:
 
 def _slices(logits: Logits, targets: Sequence[int]) -> Iterator[tuple[Logits, NDArray[np.int64]]]:
     step = max(1, SLICE_BYTES // (8 * logits.shape[1]))
-    wanted = np.asarray(targets, np.int64)
+    next_ids = np.asarray(targets, np.int64)
     for first in range(0, len(logits), step):
-        yield logits[first : first + step], wanted[first : first + step]
+        yield logits[first : first + step], next_ids[first : first + step]
 
 
 def _log_softmax(logits: NDArray[np.floating]) -> Floats:
@@ -125,8 +125,8 @@ def _log_softmax(logits: NDArray[np.floating]) -> Floats:
     return shifted
 
 
-def _of(log_p: Floats, wanted: NDArray[np.int64]) -> Floats:
-    found: Floats = np.take_along_axis(log_p, wanted[:, None], axis=1)[:, 0]
+def _of(log_p: Floats, next_ids: NDArray[np.int64]) -> Floats:
+    found: Floats = np.take_along_axis(log_p, next_ids[:, None], axis=1)[:, 0]
     return found
 
 

@@ -29,7 +29,7 @@ Round = Mapping[str, Floats]
 """A round's columns, a value per user; times in ms."""
 
 
-def rows(found: Sequence[Columns]) -> list[UsersRow]:
+def rows(tables_of_repeats: Sequence[Columns]) -> list[UsersRow]:
     """One row per number of users; rounds of several repeats are pooled.
 
     `tokens_per_s`: of all users together, from the first token of the last user until the first user ended,
@@ -38,12 +38,12 @@ def rows(found: Sequence[Columns]) -> list[UsersRow]:
     after its first token, without the prompts of others where a stack evaluates all of them before any step.
     Medians over rounds, or over users and rounds.
     """
-    return [_row(users, rounds) for users, rounds in sorted(_rounds(found).items())]
+    return [_row(users, rounds) for users, rounds in sorted(_rounds(tables_of_repeats).items())]
 
 
-def _rounds(found: Sequence[Columns]) -> dict[int, list[Round]]:
+def _rounds(tables_of_repeats: Sequence[Columns]) -> dict[int, list[Round]]:
     rounds: dict[int, list[Round]] = {}
-    for table in filter(None, found):
+    for table in filter(None, tables_of_repeats):
         columns = {name: np.array(column, dtype=float) for name, column in table.items()}
         columns |= {name.replace("_ns", "_ms"): ns / 1e6 for name, ns in columns.items() if "_ns" in name}
         for number, users in sorted({*zip(table["round"], table["concurrency"], strict=True)}):
@@ -127,19 +127,19 @@ def _middle(record: Record) -> int:
 def faults(record: Record, table: Columns, bandwidth: float | None) -> list[Flag]:
     """Reasons why the rows are not those of so many users, each with all of its tokens."""
     workload, counters = record["workload"], done_of(record)["counters"]
-    rounds, found = _rounds([table]), []
+    rounds, raised = _rounds([table]), []
     if len(table["user"]) != workload.get("rounds", 0) * sum(workload.get("concurrency", [])):
-        found.append(Warnings.rows_missing.flag(what="table of timed rows"))
+        raised.append(Warnings.rows_missing.flag(what="table of timed rows"))
     if wrong := [tokens for tokens in table["tokens"] if tokens != workload["new_tokens"]]:
         tokens = plural(min(wrong), "token")
-        found.append(Warnings.other_length.flag(tokens=tokens, requested=workload["new_tokens"]))
+        raised.append(Warnings.other_length.flag(tokens=tokens, requested=workload["new_tokens"]))
     if cached := counters.get("cached_tokens"):
-        found.append(Warnings.prompts_reused.flag(cached=plural(cached, "token")))
+        raised.append(Warnings.prompts_reused.flag(cached=plural(cached, "token")))
     busiest = max((one_round for several in rounds.values() for one_round in several), key=_client_share)
     if (share := _client_share(busiest)) > CLIENT_SHARE:
         delay = float(busiest["client_ms"].sum() / busiest["tokens"].sum())
-        found.append(Warnings.client_too_slow.flag(share=share, delay=delay))
-    return [*found, *_faster_than_possible(record, rounds, bandwidth)]
+        raised.append(Warnings.client_too_slow.flag(share=share, delay=delay))
+    return [*raised, *_faster_than_possible(record, rounds, bandwidth)]
 
 
 def _client_share(of_round: Round) -> float:
@@ -169,16 +169,16 @@ def notes(record: Record, table: Columns) -> list[Flag]:
     workloads."""
     if tables.name_of(record) != "users":
         return []
-    found = []
+    raised = []
     if waited := [row["users"] for row in rows([table]) if row["queued"]]:
         served = loaded_of(record).get("served")
         slots = served and served.get("slots")
         has = f"; the server has {plural(slots, 'slot')}" if slots else ""
         users = ", ".join([*map(str, waited[:-1]), plural(waited[-1], "user")])
-        found.append(Warnings.users_queued.flag(users=users, slots=has))
+        raised.append(Warnings.users_queued.flag(users=users, slots=has))
     surface = done_of(record).get("surface") or Surface()
     fewest = min(surface.get("alike", []), key=lambda of_round: of_round["tokens"], default=None)
     if fewest and fewest["tokens"] < (requested := record["workload"]["new_tokens"]):
         users, alike = plural(fewest["concurrency"], "user"), f"the first {fewest['tokens']} of {requested}"
-        found.append(Warnings.ids_differ.flag(users=users, alike=alike))
-    return found
+        raised.append(Warnings.ids_differ.flag(users=users, alike=alike))
+    return raised

@@ -25,22 +25,22 @@ class BenchmarkEntry(TypedDict):
     extra: NotRequired[str]
 
 
-def commands(found: Comparison) -> list[str]:
+def commands(comparison: Comparison) -> list[str]:
     """Workflow commands, one per line, the worst first: GitHub shows ten of each kind.
 
     `::error`: a regression in --fail-on. `::warning`: another regression, an invalid figure, a cell not
     compared or only in part, and a record that cannot be read.
     """
-    worse = [row for row in found.rows if row["verdict"] in WORSE]
+    worse = [row for row in comparison.rows if row["verdict"] in WORSE]
     lines = [
         _command("error" if row["fails"] else "warning", f"{row['verdict']}: {row['name']}", _gha_change(row))
         for row in sorted(worse, key=lambda row: (not row["fails"], -abs(row["change"] or 0.0)))
     ]
-    invalid = [row for row in found.rows if row["verdict"] == INVALID]
+    invalid = [row for row in comparison.rows if row["verdict"] == INVALID]
     warnings = [(f"not compared: {row['name']}", row["reason"]) for row in invalid]
-    warnings += [(f"not compared: {each['name']}", each["reason"]) for each in found.not_compared]
-    warnings += [(f"compared in part: {each['name']}", each["reason"]) for each in found.partial]
-    warnings += [("not read", damage) for damage in found.damages]
+    warnings += [(f"not compared: {each['name']}", each["reason"]) for each in comparison.not_compared]
+    warnings += [(f"compared in part: {each['name']}", each["reason"]) for each in comparison.partial]
+    warnings += [("not read", damage) for damage in comparison.damages]
     return lines + [
         _command("warning", title, reason or "no figure on one of the two sides")
         for title, reason in dict.fromkeys(warnings)

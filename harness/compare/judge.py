@@ -75,21 +75,21 @@ class Runs:
 
     def costs(self, metric: Figure) -> dict[str, list[float]]:
         """The metric's costs by campaign, without campaigns that have none."""
-        found = {}
+        by_campaign = {}
         for campaign, rows in self.campaigns.items():
             valid = [row for row in rows if row["status"] in metric.statuses]
             values = [value for row in valid if (value := metric.value(row)) is not None]
             if values:
-                found[campaign] = [metric.cost(value) for value in values]
-        return found
+                by_campaign[campaign] = [metric.cost(value) for value in values]
+        return by_campaign
 
     def errors(self, metric: Figure) -> dict[str, float]:
         """By campaign, the standard error of a repeat by blocks of tokens (root mean square), where known."""
-        found = {}
+        by_campaign = {}
         for campaign, rows in self.campaigns.items():
             if errors := [error for row in rows if row["status"] == "ok" and (error := metric.error(row))]:
-                found[campaign] = math.sqrt(fmean(error**2 for error in errors))
-        return found
+                by_campaign[campaign] = math.sqrt(fmean(error**2 for error in errors))
+        return by_campaign
 
     @property
     def repeats(self) -> int:
@@ -202,13 +202,15 @@ def _campaigns(
         if names
         else None
     )
-    found = differences(table, settled.campaigns, len(campaigns), prior, past)
-    shared = _shared(metric, found)
+    compared = differences(table, settled.campaigns, len(campaigns), prior, past)
+    shared = _shared(metric, compared)
     for cell, (name, row) in enumerate(rows.items()):
-        kept = [costs for costs, keep in zip(values[cell], settled.campaigns[cell], strict=True) if keep]
-        if left_out := len(bases[name]) - len(kept):
-            row["base"] = metric.figure(fmean(map(fmean, kept)))
-            row["base_repeats"], row["base_campaigns"] = sum(map(len, kept)), len(kept)
+        baseline_costs = [
+            costs for costs, keep in zip(values[cell], settled.campaigns[cell], strict=True) if keep
+        ]
+        if left_out := len(bases[name]) - len(baseline_costs):
+            row["base"] = metric.figure(fmean(map(fmean, baseline_costs)))
+            row["base_repeats"], row["base_campaigns"] = sum(map(len, baseline_costs)), len(baseline_costs)
             are = "is" if left_out == 1 else "are"
             changed = f"{plural(left_out, 'earlier campaign')} changed as well"
             row["reason"] = f"{changed} and {are} not in the baseline"
@@ -217,7 +219,7 @@ def _campaigns(
         row["shared_between"] = shared["between"]
     noisy = [
         _Noisy(row, metric, difference, settled.far)
-        for row, difference in zip(rows.values(), found.every, strict=True)
+        for row, difference in zip(rows.values(), compared.every, strict=True)
     ]
     return noisy, shared
 
@@ -278,16 +280,16 @@ def _row(metric: Figure, base: Runs, new: Runs, threshold: float) -> MetricChang
     return row
 
 
-def _shared(metric: Figure, found: Differences) -> SharedFigures:
+def _shared(metric: Figure, compared: Differences) -> SharedFigures:
     """The shift that all cells share; without one, only how campaigns differ."""
-    change, ends = relative(metric, found.shared) if found.shared else (None, None)
-    cells = found.cells if found.shared else None
+    change, ends = relative(metric, compared.shared) if compared.shared else (None, None)
+    cells = compared.cells if compared.shared else None
     return {
         "metric": metric.name,
         "cells": cells,
         "change": change,
         "ci90": ends,
-        "between": found.days.source,
+        "between": compared.days.source,
     }
 
 

@@ -15,16 +15,16 @@ from harness.report.templates import filled
 WORSE_COLOUR, BETTER_COLOUR, OTHER_COLOUR = plots.COLOURS[1], plots.COLOURS[2], plots.FAINT
 
 
-def comparison_page(found: Comparison) -> str:
+def comparison_page(comparison: Comparison) -> str:
     """The whole file as text."""
     return filled(
         "comparison.html",
-        title=title_text(found),
-        notes=found.notes,
-        tables=tables(found),
-        counts=counts(found),
-        meaning=meaning_text(found),
-        figures=list(_page_figures(found.rows)),
+        title=title_text(comparison),
+        notes=comparison.notes,
+        tables=tables(comparison),
+        counts=counts(comparison),
+        meaning=meaning_text(comparison),
+        figures=list(_page_figures(comparison.rows)),
     )
 
 

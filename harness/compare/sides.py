@@ -122,9 +122,9 @@ def history(base: Side, new: Side) -> Mapping[str, Sequence[Judged]]:
     """Campaigns that show how campaigns of this machine differ: of the baseline's folder, else of the new
     runs', without those that are compared on the other side. Empty: too few."""
     for side, other in ((base, new), (new, base)):
-        found = {name: records for name, records in side.history.items() if name not in other.ids}
-        if len(found) >= FEWEST_CAMPAIGNS:
-            return found
+        campaigns = {name: records for name, records in side.history.items() if name not in other.ids}
+        if len(campaigns) >= FEWEST_CAMPAIGNS:
+            return campaigns
     return {}
 
 
@@ -151,8 +151,8 @@ def cell_of(judged: Judged) -> Key:
 def _when(damage: str) -> str:
     """When the repeat of an unreadable record began, from its folder's name, in the form of campaign ids;
     sorts after all ids where the name has no time."""
-    found = _FOLDER.search(damage)
-    return "{}-{}-{}T{}:{}".format(*found.groups()) if found else "~"
+    match = _FOLDER.search(damage)
+    return "{}-{}-{}T{}:{}".format(*match.groups()) if match else "~"
 
 
 def _read(folder: Path, results: Found | None = None) -> _Folder:
@@ -161,7 +161,7 @@ def _read(folder: Path, results: Found | None = None) -> _Folder:
     damages = [f"passed over: {damage}" for damage in results.damages]
     own = results.own
     future = {name for name in {judged.facts["campaign"] for judged in own} if table.from_the_future(name)}
-    found, checks = [], []
+    comparable, checks = [], []
     for judged in own:
         if judged.facts["campaign"] in future:
             continue
@@ -170,9 +170,9 @@ def _read(folder: Path, results: Found | None = None) -> _Folder:
         elif why := judged.facts["unjudged"]:
             damages.append(f"passed over: {judged.stored.folder}: cannot be judged: {why}")
         else:
-            found.append(judged)
+            comparable.append(judged)
     notes = [table.left_out(future)] if future else []
-    if not found:
+    if not comparable:
         if future:
             raise ResultsError(f"{folder}: {notes[0]}")
         if others := len(results.judged) - len(own):
@@ -180,18 +180,18 @@ def _read(folder: Path, results: Found | None = None) -> _Folder:
         if damages:
             raise ResultsError(f"{folder}: no records that can be read ({damages[0]})")
         raise harness_records.no_records(folder)
-    return _Folder(found, checks, damages, notes)
+    return _Folder(comparable, checks, damages, notes)
 
 
 def _one(name: str, every: Sequence[Judged], folder: _Folder) -> Side:
     """All records as one campaign, with the latest set of versions (content key) of each cell."""
     in_time = sorted(every, key=lambda judged: judged.facts["started_utc"])
     latest = {cell_of(judged): judged.facts["content_key"] for judged in in_time}
-    kept = [judged for judged in every if latest[cell_of(judged)] == judged.facts["content_key"]]
-    campaigns = _newest(kept, together=True)
-    again = len(kept) - sum(map(len, campaigns.values()))
+    newest_version = [judged for judged in every if latest[cell_of(judged)] == judged.facts["content_key"]]
+    campaigns = _newest(newest_version, together=True)
+    again = len(newest_version) - sum(map(len, campaigns.values()))
     left_out = [
-        (len(every) - len(kept), "of earlier versions of the same cells"),
+        (len(every) - len(newest_version), "of earlier versions of the same cells"),
         (again, "of repeats that were measured again"),
     ]
     notes = [f"{name}: {note}" for note in folder.notes]
@@ -225,11 +225,11 @@ def _newest(every: Iterable[Judged], together: bool = False) -> dict[str, list[J
         attempts.setdefault((campaign, cell_of(result), facts["kind"], facts["repeat"] or 0), []).append(
             result
         )
-    found: dict[str, list[Judged]] = {}
+    by_campaign: dict[str, list[Judged]] = {}
     by_place = sorted(attempts.items(), key=lambda item: (item[0][0] and item[1][0].facts["place"], item[0]))
     for (campaign, *_), judged in by_place:
         counts = counting(
             judged, lambda result: result.facts["usable"], lambda result: result.facts["disturbed"]
         )
-        found.setdefault(campaign, []).append(counts)
-    return found
+        by_campaign.setdefault(campaign, []).append(counts)
+    return by_campaign

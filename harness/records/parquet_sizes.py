@@ -35,9 +35,9 @@ def page_values(column: dict[int, Any]) -> int:
     return abs(int(column[_VALUES]))
 
 
-def page_sizes(content: bytes, found: Iterable[dict[int, Any]]) -> Iterator[int]:
+def page_sizes(content: bytes, columns: Iterable[dict[int, Any]]) -> Iterator[int]:
     """Bytes of each page once decompressed, of each of the `columns` found. Raises as they do."""
-    for column in found:
+    for column in columns:
         at = min(column[_DATA_PAGE], column.get(_DICTIONARY_PAGE) or column[_DATA_PAGE])
         end = at + column[_COMPRESSED_BYTES]
         while 0 <= at < end:
@@ -48,7 +48,7 @@ def page_sizes(content: bytes, found: Iterable[dict[int, Any]]) -> Iterator[int]
 
 def _struct(data: bytes, at: int) -> tuple[dict[int, Any], int]:
     """The whole numbers, structs and lists of a struct by field, and where it ends."""
-    found: dict[int, Any] = {}
+    fields: dict[int, Any] = {}
     field = 0
     while head := data[at]:
         at += 1
@@ -56,8 +56,8 @@ def _struct(data: bytes, at: int) -> tuple[dict[int, Any], int]:
             field += head >> 4
         else:
             field, at = _number(data, at)
-        found[field], at = _value(data, at, head & 15)
-    return found, at + 1
+        fields[field], at = _value(data, at, head & 15)
+    return fields, at + 1
 
 
 def _value(data: bytes, at: int, kind: int) -> tuple[Any, int]:

@@ -78,11 +78,11 @@ class TokenTimes:
 
 def _plus(latency_ns: Numbers, flushes: Flushes) -> Numbers:
     """The latencies, each with the flushes before its token added."""
-    found: Numbers = latency_ns.copy()
+    longer: Numbers = latency_ns.copy()
     for index, flush_ns in flushes:
-        if index < len(found):
-            found[index] += flush_ns
-    return found
+        if index < len(longer):
+            longer[index] += flush_ns
+    return longer
 
 
 NO_TOKENS = TokenTimes()

@@ -57,7 +57,9 @@ def lines_text(chosen: Iterable[Sequence[Repeat]]) -> str:
     """A heading and a line per repeat, of several users one per number of them; empty without repeats."""
     lines = [
         [
-            *figures.csv_values("repeats", {**row, "flags": _codes(row)}),
+            *figures.csv_values(
+                "repeats", {**row, "flags": " ".join(dict.fromkeys(flag["code"] for flag in row["flags"]))}
+            ),
             row["users"][0]["users"] if row["users"] else None,
         ]
         for campaign in chosen
@@ -71,10 +73,6 @@ def _by_users(row: Row) -> list[Row]:
     """The row for each number of users; as it is without any."""
     whole = [{**row, "users": [at]} for at in row["users"]]
     return [cast(Row, each | figures.again(each)) for each in whole] or [row]
-
-
-def _codes(row: Row) -> str:
-    return " ".join(dict.fromkeys(flag["code"] for flag in row["flags"]))
 
 
 WHOSE = ("campaign", "cell", "model", "stack", "variant", "kind", "machine", "device", "started_utc")

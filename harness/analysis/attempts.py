@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 from harness.analysis.columns import Cell, Disturbance
-from harness.analysis.disturbances import NAMED_CPUS, T
 from harness.analysis.warnings import DISTURBANCES, Flag
 from harness.base.text import plural
+
+NAMED_CPUS = 0.1  # a process that used fewer CPUs than this is not named
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)

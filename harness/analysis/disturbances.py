@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
-from typing import TypeVar
 
 from harness.analysis import gpu_sharing, speculation, throttling, traffic
 from harness.analysis.warnings import ALL, Flag, Warnings
@@ -36,9 +35,7 @@ REFAULT_TOLERANCE = 0.05  # of the model
 PAGED_IN_FLOOR_BYTES = 4 << 20
 PAGED_IN_TOLERANCE = 0.01  # of the weights that each step reads; the warm-up has read them all
 SUSPENDED_FLOOR_NS = 10_000_000  # the two clocks are read to 1 ms
-NAMED_CPUS = 0.1  # a process that used fewer CPUs than this is not named
 
-T = TypeVar("T")
 Pressure = Mapping[str, float]
 Condition = Callable[[Record], Iterable[Flag]]
 """A condition of validity of a repeat: the flags that it raises, faults and notes."""

@@ -7,7 +7,6 @@ the headers of pax and GNU, on which readers of tar have looped without end, are
 
 from __future__ import annotations
 
-import re
 import tarfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,11 +21,9 @@ FORMAT = "harness bundle"
 # History (raise it where an older reader would read something else):
 #   1  first version
 VERSION = 1
-MAGIC = bytes.fromhex("28b52ffd")  # of a zstd frame
 LEVEL = 10
 BLOCK = tarfile.BLOCKSIZE
 END = bytes(2 * BLOCK)
-MEMBER_NAME = re.compile(rf"manifest\.json|records/\d{{5}}/(?:record\.json|(?:{'|'.join(TABLES)})\.parquet)")
 
 Manifest = dict[str, Any]  # JSON just read, of a stranger
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import re
 import tarfile
 import tempfile
 from collections.abc import Iterator, Mapping
@@ -18,9 +19,8 @@ from harness.share.bundle import (
     BLOCK,
     END,
     FORMAT,
-    MAGIC,
     MANIFEST,
-    MEMBER_NAME,
+    TABLES,
     VERSION,
     Bundle,
     Manifest,
@@ -29,6 +29,8 @@ from harness.share.bundle import (
     member,
 )
 
+_MAGIC = bytes.fromhex("28b52ffd")  # of a zstd frame
+_MEMBER_NAME = re.compile(rf"manifest\.json|records/\d{{5}}/(?:record\.json|(?:{'|'.join(TABLES)})\.parquet)")
 _PIECE = 1 << 20  # bytes unpacked at once
 
 
@@ -36,7 +38,7 @@ def is_bundle(path: Path) -> bool:
     """Whether a regular file begins as a bundle does."""
     try:
         with open_regular(path, links=True) as file:
-            return file.read(len(MAGIC)) == MAGIC
+            return file.read(len(_MAGIC)) == _MAGIC
     except OSError:
         return False
 
@@ -84,7 +86,7 @@ def unpacked(path: Path) -> dict[str, bytes]:
         content = read_regular(path, bounds.BUNDLE_PACKED_BYTES, links=True)
     except OSError as refusal:
         raise NotABundle(f"{path}: not a bundle: {refusal.strerror}") from refusal
-    if content[: len(MAGIC)] != MAGIC:
+    if content[: len(_MAGIC)] != _MAGIC:
         raise NotABundle(f"{path}: not a bundle: it is not compressed with zstd")
     data = bytearray()
     try:
@@ -114,7 +116,7 @@ def _members(data: memoryview) -> dict[str, bytes]:
         name = shortened(info.name)
         if info.type != tarfile.REGTYPE:
             raise Tampered(f"its file {number}, {name}, is no regular file: a link, a device or a folder")
-        if not MEMBER_NAME.fullmatch(info.name) or info.name in members:
+        if not _MEMBER_NAME.fullmatch(info.name) or info.name in members:
             raise Tampered(f"its file {number} has a name that no bundle has, or has twice: {name}")
         if number > bounds.BUNDLE_MEMBERS:
             raise Tampered(f"it has more than {bounds.BUNDLE_MEMBERS:,} files")

@@ -78,7 +78,7 @@ def test_the_golden_score_is_a_record_and_has_its_figures():
 
 
 def test_a_score_without_figures_is_no_record():
-    assert wrong_with(scored(figures=None)) == "quality_figures.figures must be there where the outcome is ok"
+    assert wrong_with(scored(figures=None)) == "quality.figures must be there where the outcome is ok"
 
 
 def test_a_score_of_logits_that_are_no_numbers_is_invalid_with_the_position_and_so_is_the_speed():

@@ -82,8 +82,8 @@ class PrefillRow(PrefillDepth):
 
 
 class EnergySpent(TypedDict):
-    """What a device spent while it was timed; see sensors.py. `joules`, `joules_above_idle`: None without a
-    valid measurement, for the `reason`. `idle_watts`: before the first repeat."""
+    """What a device spent while it was timed; see device_energy.py. `joules`, `joules_above_idle`: None
+    without a valid measurement, for the `reason`. `idle_watts`: before the first repeat."""
 
     joules: float | None
     joules_above_idle: float | None
@@ -485,7 +485,7 @@ SECTIONS = frozenset(JudgedRepeat.__annotations__) - Repeat.__annotations__.keys
 
 
 class CellFigures(LineFigures):
-    """The figures of a cell that come from all of its repeats; see repeat_figures.py."""
+    """The figures of a cell that come from all of its repeats; see cell_intervals.py."""
 
     tokens_per_s_ci95: Ends | None
 

@@ -63,7 +63,7 @@ class Figure:
     `energy.joules / energy.tokens`; empty: its name. `read`: computes it from a row's columns instead.
     `compared`: its value where runs are compared, also in rows of searches and scores. `ends`: the key of its
     95% interval. `pool`: how the figures of a cell's repeats become one; last: the last repeat's, or a figure
-    that repeat_figures.py computes; again: read from the pooled columns. `csv`: the CSV files that have it.
+    that cell_intervals.py computes; again: read from the pooled columns. `csv`: the CSV files that have it.
 
     `family`: the threshold of compare that applies; empty: it is not compared. `whole`: not compared for a
     `grow` workload, which may run longer. `inverse`: name and unit of 1,000 over it, for tools that know

@@ -148,7 +148,7 @@ def hidden(row: Repeat) -> bool:
 
 
 def B(row: Repeat) -> str:
-    """B, or `not identifiable`: the interval or a flag has the reason; see flags.withhold."""
+    """B, or `not identifiable`: the interval or a flag has the reason; see withheld.withhold."""
     withheld = row["B_ms"] is None and row["slope_ms"] is not None
     return NOT_IDENTIFIABLE if withheld else number(row["B_ms"])
 

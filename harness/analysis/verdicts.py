@@ -189,9 +189,8 @@ def verdict(
     outcome, measured = record["outcome"], record["kind"] == "measured"
     if not measured and record["kind"] != "reported":
         return _of_outcome(record, known_failure, [])
-    finished = outcome == "ok" and bool(record.get("done"))
     while_running = _raised(ANY, record)
-    after_all = _raised(FINISHED, record) if finished else []
+    after_all = _raised(FINISHED, record) if measured and outcome == "ok" else []
     notes = [flag for flag in (*while_running, *after_all) if flag.invalidates != ALL]
     if ended_by_memory(record):
         mismatches = requested.option_mismatches(record["device"], record["options"], loaded_of(record))

@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 from scipy.signal import lfilter
 
-from harness.analysis import line_fit, repeat_figures
+from harness.analysis import cell_intervals, line_fit, repeat_figures
 
 NOISES = ("smooth", "rough", "late")
 FIGURES = {"B": "B_ci95_ms", "W": "slope_ci95_ms", "tok/s": "tokens_per_s_ci95"}
@@ -64,7 +64,7 @@ def coverage(
         truths = _truths(chance, int(chance.integers(cells[0], cells[1] + 1)))
         rows = [_cell(chance, noise, truth, repeats, str(number)) for truth in truths]
         looked_at += len(truths)
-        for truth, found in zip(truths, repeat_figures.of_cells(rows), strict=True):
+        for truth, found in zip(truths, cell_intervals.of_cells(rows), strict=True):
             right = {"B": truth.B_ms, "W": truth.slope_ms, "tok/s": 1e3 / float(truth.at(X).mean())}
             for figure, key in FIGURES.items():
                 if ends := found[key]:

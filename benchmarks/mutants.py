@@ -27,13 +27,16 @@ from typing import NamedTuple
 
 ROOT = Path(__file__).parents[1]
 TESTS = {
-    "runners/clock.py": "protocol token_times second_clock analysis",
+    "runners/clock.py": "clock",
     "runners/worker.py": "protocol campaign",
-    "harness/analysis/line_fit.py": "intervals series analysis",
-    "harness/analysis/repeat_figures.py": "intervals series drift analysis",
-    "harness/analysis/verdicts.py": "analysis second_clock served users warnings",
-    "harness/analysis/flags.py": "series analysis warnings",
-    "harness/analysis/differences.py": "difference compare",
+    "harness/analysis/line_fit.py": "intervals series",
+    "harness/analysis/repeat_figures.py": "series intervals",
+    "harness/analysis/machine_drift.py": "drift",
+    "harness/analysis/cell_intervals.py": "intervals",
+    "harness/analysis/verdicts.py": "analysis retry served",
+    "harness/analysis/clocks.py": "second_clock retry",
+    "harness/analysis/flags.py": "series",
+    "harness/analysis/differences.py": "difference",
     "harness/analysis/windows.py": "windows",
     "harness/analysis/steps.py": "steps",
     "harness/analysis/traffic.py": "traffic ceilings",

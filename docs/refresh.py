@@ -18,7 +18,7 @@ from harness.analysis.figures import FIGURES
 from harness.analysis.warnings import Warnings
 from harness.machine.doctor import TABLES
 from harness.machine.sensors import SENSORS
-from harness.records import kinds as records_kinds
+from harness.records import schema
 from harness.theory import floors, published
 from harness.theory.hf_config import SHAPES
 from harness.theory.known_models import Known
@@ -162,7 +162,7 @@ def folders() -> str:
 
 def record_schema() -> str:
     """docs/record.schema.json."""
-    return json.dumps(records_kinds.json_schema(), indent=1) + "\n"
+    return json.dumps(schema.json_schema(), indent=1) + "\n"
 
 
 def markdown(rows: Sequence[dict[str, Any]]) -> str:

@@ -14,7 +14,7 @@ import pyarrow as pa
 from harness.dataset.study import load_study
 from harness.records import records
 from harness.records.files import read_columns, write_columns
-from harness.share import bundle
+from harness.share import make_bundle, read_bundle
 from harness.share.recomputed import figures_of
 
 HONEST = Path(__file__).parent / "golden" / "bundle-1.tar.zst"
@@ -34,7 +34,7 @@ class Forgery:
     """The members of an honest bundle. `cells` finds records by a part of their cell's id, in order."""
 
     def __init__(self, honest: Path = HONEST) -> None:
-        self.members: Members = bundle.unpacked(honest)
+        self.members: Members = read_bundle.unpacked(honest)
         self.manifest: dict[str, Any] = json.loads(self.members["manifest.json"])
         self.claimed = [dict(each) for each in self.manifest["figures"]]
 
@@ -112,7 +112,7 @@ class Forgery:
                 if name != "manifest.json"
             }
         self.members["manifest.json"] = json.dumps(self.manifest).encode()
-        path.write_bytes(bundle.packed(self.members))
+        path.write_bytes(make_bundle.packed(self.members))
         return path
 
 

@@ -34,7 +34,7 @@ def test_a_slower_side_is_slower_and_both_sides_are_one_campaign(harness, config
     assert slow["change"] < -0.3
     assert verdicts["tiny-qwen2 fake v1", "tokens_per_s"]["verdict"] == "SAME"
     records = stored_in(tmp_path / "results")
-    assert len({each.record["campaign"]["id"] for each in records}) == 1
+    assert len({record.record["campaign"]["id"] for record in records}) == 1
     rounds = of_campaign(tmp_path / "results")
     assert set(rounds.values()) == {1}
     of_a, of_b = ({(pair, at) for pair, side, at in rounds if side == each} for each in "AB")
@@ -142,7 +142,7 @@ def test_another_version_of_a_package_is_another_environment():
     other = environment.with_packages(["llama_cpp_python==0.3.35", "torch==2.0"])
     assert "llama_cpp_python==0.3.35" in other.dependencies
     assert len(other.dependencies) == len(environment.dependencies)
-    assert not any("torch" in each for each in other.dependencies)
+    assert not any("torch" in dependency for dependency in other.dependencies)
     assert project_of("Llama.cpp_python @ git+https://x/y@abc") == "llama-cpp-python"
 
 
@@ -171,7 +171,7 @@ def test_a_change_of_one_percent_is_found_and_none_is_not():
     for _ in range(20):
         rounds = {str(n): chance.normal(0, 0.0141, 90) + 0.01 * (n == 0) for n in range(6)}
         changes = paired.changes({name: values.tolist() for name, values in rounds.items()})
-        directions = {name: paired.direction(each, 0.00995) for name, each in changes.items()}
+        directions = {name: paired.direction(change, 0.00995) for name, change in changes.items()}
         found += directions.pop("0") == 1 and changes["0"].p < 0.001
         wrong += sum(changes[name].p < 0.001 and abs(sign) for name, sign in directions.items())
     assert (found, wrong) == (20, 0)

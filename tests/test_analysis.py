@@ -4,7 +4,7 @@ import pytest
 from golden_record import GOLDEN, record
 
 from harness.analysis import traffic
-from harness.analysis.verdicts import notes, status, verdict
+from harness.analysis.verdicts import status, verdict
 from harness.dataset import cell_rows, table
 from harness.records import NO_TOKENS, TokenTimes
 
@@ -176,7 +176,7 @@ def test_threads_that_used_all_cpus_waited_for_each_other_and_no_other_process_i
     def raised(cpu_s: float, cpus: int = 2) -> tuple[list[str], list[str]]:
         of = {"threads": 2, "machine__usable_cpus": cpus, "timing__last_token_ns": 10**10}
         judged = record(**of, done__cpu_wait_ns=1_200_000_000, done__cpu_s=cpu_s)
-        texts = (status(judged)[1], [flag.detail for flag in notes(judged)])
+        texts = (status(judged)[1], [flag.detail for flag in verdict(judged).notes])
         return tuple([text for text in found if "waited for a CPU" in text] for found in texts)
 
     others, own = raised(19.6)

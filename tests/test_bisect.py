@@ -136,7 +136,7 @@ def test_a_version_at_half_of_the_change_is_seldom_taken_for_an_end():
         made = Made([0.0, 0.05, 0.1], noise=0.04)
         made.chance = np.random.default_rng(seed)
         verdicts.append(made.search().pairs[1].verdict)
-    assert sum(each in (bisection.GOOD, bisection.BAD) for each in verdicts) <= 3  # of 99% intervals
+    assert sum(verdict in (bisection.GOOD, bisection.BAD) for verdict in verdicts) <= 3  # of 99% intervals
 
 
 # The versions of an index.
@@ -253,7 +253,7 @@ def test_the_version_is_named_with_its_change_and_every_repeat_is_a_record(bisec
     assert [line.partition(":")[0] for line in pairs][:2] == ["1.0 -> 1.11", "1.0 -> 1.5"]
     stored = [each.record for each in stored_in(tmp_path / "results")]
     assert len(stored) == 4 * len(pairs)
-    locks = {(each["campaign"]["side"], *each["environment"]["lock"]) for each in stored}
+    locks = {(result["campaign"]["side"], *result["environment"]["lock"]) for result in stored}
     assert {("A", "tiny-speed==1.0"), ("A", "tiny-speed==1.6"), ("B", "tiny-speed==1.7")} <= locks
     assert not any("rc" in lock for _, lock in locks)
     # The same again takes what is measured, and no more.
@@ -365,7 +365,9 @@ def test_the_same_command_goes_on_where_it_ended(harness, config, tmp_path):
     for most, rounds in ((2, 2), (3, 3), (2, 3)):
         assert harness(*given, "--max-rounds", str(most)).code == 0
         stored = stored_in(tmp_path / "results")
-        placed = [(each.record["campaign"]["side"], each.record["campaign"]["round"]) for each in stored]
+        placed = [
+            (result.record["campaign"]["side"], result.record["campaign"]["round"]) for result in stored
+        ]
         assert sorted(placed) == [(side, at) for side in "AB" for at in range(1, rounds + 1)]
 
 

@@ -17,7 +17,7 @@ from made_nights import Nights
 from markdown_it import MarkdownIt
 
 from harness.records.files import read_columns, write_columns
-from harness.share import bundle
+from harness.share import read_bundle
 
 ROOT = Path(__file__).parent.parent
 Harness = Callable[..., Ran]
@@ -217,7 +217,7 @@ def test_a_folder_and_its_bundle_have_one_card(grown: Nights, harness: Harness, 
     of_folder = harness("share", grown.root, "--hide", "zaphod")
     assert harness("share", grown.root, "--bundle", "a.tar.zst", "--hide", "zaphod").out
     assert harness("share", "a.tar.zst").out == of_folder.out
-    with bundle.opened(HONEST) as opened:
+    with read_bundle.opened(HONEST) as opened:
         shutil.copytree(opened.folder, tmp_path / "honest")
     for model in ("tiny-qwen2", "tiny-*"):
         pair = [harness("share", at, "--only", f"{model}.*").out for at in ("honest", HONEST)]
@@ -299,7 +299,7 @@ def test_every_line_of_the_picture_lies_within_it(harness: Harness, tmp_path: Pa
 
 @pytest.mark.parametrize("view", ["--list", "--memory", "--history", "--export=csv"])
 def test_a_bundle_has_every_view_of_its_folder(harness: Harness, tmp_path: Path, view: str):
-    with bundle.opened(HONEST) as opened:
+    with read_bundle.opened(HONEST) as opened:
         shutil.copytree(opened.folder, tmp_path / "honest")
     to_output = [] if view in ("--list", "--memory") else ["-o", "-"]
     pair: list[Any] = [harness("report", at, view, *to_output) for at in ("honest", HONEST)]

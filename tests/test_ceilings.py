@@ -109,7 +109,9 @@ def test_an_l4_is_not_said_to_prefill_faster_than_a_4090(harness):
 
 
 def test_prefill_turns_compute_bound_at_the_same_prompt_in_a_report_and_in_theory(harness, published):
-    stored = next(each for each in published.stored if each.record["cell"].startswith("qwen1.5-7b.hf.bf16"))
+    stored = next(
+        result for result in published.stored if result.record["cell"].startswith("qwen1.5-7b.hf.bf16")
+    )
     (told,) = harness("theory", "qwen1.5-7b", "--machine", "rtx-4090", "--quant", "f16", "--json").json
     row = table.repeat_row(stored.record, stored.times, None, None)
     assert row["prefill_knees"] == told["prefill_knees"]

@@ -133,7 +133,7 @@ def test_what_else_differs_stands_before_any_figure(harness, runs):
         assert "powersave" in said
         assert "cpu clock khz" in said
     (first, *_) = harness("compare", base, new, "--format", "json").json
-    assert "version of llama.cpp" in [each["what"] for each in first["differs"]]
+    assert "version of llama.cpp" in [differ["what"] for differ in first["differs"]]
 
 
 def test_a_cell_that_failed_is_not_compared_and_the_exit_is_not_green(harness, runs):

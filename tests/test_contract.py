@@ -11,9 +11,8 @@ from conftest import REAL_STACKS, built, failures, records_below, stored_in
 from small_checkpoints import configure, made
 
 from harness import records
+from harness.analysis import verdicts
 from harness.analysis.depth import surface_faults
-from harness.analysis.disturbances import faults_of
-from harness.analysis.verdicts import STACK
 from harness.models import engine_files
 from harness.stacks.header import Header, stacks
 from harness.theory.decoder import dense, parameters
@@ -81,7 +80,7 @@ def test_a_stack_decodes_and_says_what_ran(harness, write, tmp_path, stack):
     for record in records_below(tmp_path / "results"):
         loaded, counters = record["loaded"], record["done"]["counters"]
         assert record["outcome"] == "ok", record["reason"]
-        assert not faults_of(STACK, record)
+        assert not [flag for condition in verdicts.STACK for flag in condition(record)]
         assert counters.get("evaluated_tokens", PROMPT + NEW - 1) == PROMPT + NEW - 1
         assert loaded["versions"]
         assert loaded["kernels"]

@@ -10,7 +10,7 @@ import pytest
 from golden_record import record
 
 from harness import machine
-from harness.analysis.verdicts import notes
+from harness.analysis.verdicts import verdict
 from harness.base.text import cores_text, machine_text
 from harness.machine.cores import core_kinds, fast_cores, usable_cores
 
@@ -126,7 +126,7 @@ def test_a_run_on_cores_of_several_kinds_says_so_and_the_machine_is_told_with_th
 
     def noted(device: str) -> list[str]:
         judged = record(machine__core_kinds=facts["core_kinds"], threads=5, device=device)
-        return [flag.detail for flag in notes(judged) if flag.code == "cores_of_several_kinds"]
+        return [flag.detail for flag in verdict(judged).notes if flag.code == "cores_of_several_kinds"]
 
     (told,) = noted("cpu")
     assert told.startswith("5 threads on 5 performance and 3 efficiency cores: ")

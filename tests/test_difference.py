@@ -5,15 +5,16 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 import pytest
+import scipy
 
 from benchmarks.validity.comparing import SHAPES, Case, Paired, of_ab, of_compare
 from benchmarks.validity.nights import Machine as Nights
 from benchmarks.validity.nights import compared
 from harness.analysis.baseline import baseline
-from harness.analysis.differences import Difference, Differences, costs
+from harness.analysis.differences import Difference, Differences, beyond, costs
 from harness.analysis.differences import differences as found_by
 from harness.analysis.figures import FAMILIES, empty_cell
-from harness.analysis.paired import discoveries
+from harness.analysis.paired import Change, discoveries
 from harness.compare.judge import Runs, judged
 
 THRESHOLDS = dict.fromkeys(FAMILIES, 0.02)
@@ -83,7 +84,7 @@ def test_one_restless_repeat_of_many_does_not_hide_a_change():
 
     def nights(count: int, rate: float, *ends: float) -> Runs:
         rows = [row | {"tokens_per_s": rate + noise} for noise in (-0.3, 0.0, 0.3)]
-        settled = [each | {"tokens_per_s_ci95": [99.9, 100.1]} for each in rows]
+        settled = [row | {"tokens_per_s_ci95": [99.9, 100.1]} for row in rows]
         last = [*settled[:-1], settled[-1] | {"tokens_per_s_ci95": [*ends]}]
         return runs(*[settled] * (count - 1), last)
 
@@ -108,6 +109,78 @@ def test_of_many_looks_some_small_chances_come_up():
     assert discoveries(p, 0.01) == set()
     assert discoveries({**p, "real": 1e-6}, 0.01) == {"real"}
     assert discoveries({"only": 0.009}, 0.01) == {"only"}
+
+
+def test_the_interval_of_one_cell_is_that_of_its_repeats_and_of_two_days():
+    new, base = [0.05, 0.06, 0.07], [0.0, 0.02, 0.01]
+    found = differences({"x": [base, new]}, prior=0.03)["x"]
+    repeats, day = 1e-4 * (1 / 3 + 1 / 3), 0.03**2 * 2
+    freedom = (repeats + day) ** 2 / (repeats**2 / 4 + day**2 / 1e6)
+    half = scipy.special.stdtrit(freedom, 0.95) * math.sqrt(repeats + day)
+    assert found.whole.ends == pytest.approx((0.05 - half, 0.05 + half))
+    assert (found.whole.cost, found.whole.middle) == pytest.approx((0.05, 0.05))
+    assert found.spread == pytest.approx(0.01)
+
+
+def test_a_baseline_of_several_campaigns_counts_with_its_mean():
+    base = [[0.0, 0.02, 0.01], [0.01, 0.01, 0.01, 0.01], [0.0, 0.02]]
+    found = found_in({f"x{cell}": [*base, [0.05, 0.06, 0.07]] for cell in range(4)}, 0.03)
+    assert (found.days.campaigns, found.days.shift.freedom, found.cells) == (3, 2, 4)
+    assert "estimated from 3 of this machine" in found.days.source
+    # Sums of squares 2e-4, 0, 2e-4 and 2e-4, of 2, 3, 1 and 2 degrees of freedom, of cells that are alike.
+    assert found.every[0].spread == pytest.approx(math.sqrt(6e-4 / 8))
+    one, two = (found_in({"x": [*base[:n], [0.05, 0.06, 0.07]]}, 0.03).every[0].whole for n in (1, 2))
+    assert two.ends[1] - two.ends[0] < one.ends[1] - one.ends[0]  # 1 + 1/2 days in place of 1 + 1
+
+
+def test_days_are_told_from_the_levels_of_cells_also_where_a_cell_has_a_gap():
+    levels, shifts = [1.0, 2.0, 3.0, 4.0, 5.0, 6.0], [0.0, 0.06, -0.03, 0.02]
+    cells: dict[str, list[Sequence[float]]] = {
+        f"{level}": [[level + shift + noise for noise in (-0.001, 0.0, 0.001)] for shift in [*shifts, 0.1]]
+        for level in levels
+    }
+    whole = found_in(cells)
+    assert whole.days.shift.variance == pytest.approx(np.var(shifts, ddof=1), rel=1e-6)
+    assert whole.shared.cost == pytest.approx(0.1 - np.mean(shifts))
+    cells["1.0"][1] = []
+    gap = found_in(cells)
+    assert gap.days.shift.variance == pytest.approx(np.var(shifts, ddof=1), rel=1e-6)
+    assert gap.days.repeats[0] == pytest.approx(1 / 3)
+    assert gap.shared.cost == pytest.approx(0.1 - np.mean(shifts))
+    assert all(each.own.cost == pytest.approx(0, abs=1e-9) for each in gap.every[1:])
+
+
+def test_a_cell_with_days_of_its_own_has_their_noise_in_its_interval():
+    """Its repeats agree to 0.1%, its campaigns to 2%: those of the other cells to 0.1%."""
+    chance = np.random.default_rng(4)
+    cells = by_cell(chance.normal(0, 1e-3, (9, 8, 3)))
+    cells["cell 0"] = [
+        [value + shift for value in repeats]
+        for repeats, shift in zip(cells["cell 0"], chance.normal(0, 0.02, 9), strict=True)
+    ]
+    found = found_in(cells)
+    width = [each.own.ends[1] - each.own.ends[0] for each in found.every]
+    assert width[0] > 4 * max(width[1:])
+    sd = math.sqrt(found.days.own[0].variance)
+    assert 0.01 < sd < 0.04
+    t = scipy.special.stdtrit(found.days.own[0].freedom, 0.95)
+    assert width[0] == pytest.approx(2 * t * sd * math.sqrt(1 + 1 / 8), rel=0.15)
+
+
+@pytest.mark.parametrize(
+    ("ends", "middle", "sign"),
+    [
+        ((0.03, 0.05), 0.04, 1),
+        ((0.02, 0.05), 0.04, 0),
+        ((0.03, 0.05), 0.02, 0),
+        ((-0.05, -0.03), -0.04, -1),
+        ((-0.05, -0.02), -0.04, 0),
+        ((-0.05, -0.03), -0.02, 0),
+        (None, 0.9, 0),
+    ],
+)
+def test_a_change_is_beyond_a_bound_with_its_whole_interval_and_its_medians(ends, middle, sign):
+    assert beyond([Change(middle, middle, ends)], 0.02) == sign
 
 
 def test_figures_that_never_differ_are_the_same():

@@ -17,6 +17,7 @@ import pytest
 from conftest import refused, until
 from golden_record import GOLDEN, record, write_record
 
+from harness.analysis import device_energy
 from harness.analysis import sensors as analysis_sensors
 from harness.campaign import idle_power
 from harness.dataset import table
@@ -37,8 +38,8 @@ DURING = analysis_sensors.Timed(100 * S, 101 * S + np.arange(401) * S // 10, 26)
 
 def sampled(joules: list[float | None], column: str = PACKAGE, every_s: float = 1.0) -> dict[str, Any]:
     """Samples from second 99 on."""
-    unit = analysis_sensors.UNITS[column.rpartition("_")[2]]
-    values = [None if each is None else round(each / unit) for each in joules]
+    unit = device_energy.UNITS[column.rpartition("_")[2]]
+    values = [None if joule is None else round(joule / unit) for joule in joules]
     return {"t_ns": [int((99 + k * every_s) * S) for k in range(len(values))], column: values}
 
 
@@ -50,7 +51,7 @@ def row_of(columns: dict[str, Any], domains: Any = DOMAINS, during: Any = DURING
     """The row's figures of a record that has these samples."""
     record: dict[str, Any] = copy.deepcopy(GOLDEN) | changed
     sensors = {"sources": {}, "missing": {}, "samples": 9, "cost_ns": 1, "interval_ms": 1000}
-    said = analysis_sensors.measured_energy(columns, domains, during)
+    said = device_energy.measured_energy(columns, domains, during)
     record["sensors"] = sensors | {"timed": {}, "throttled": [], "energy": said}
     assert wrong_with(record) is None
     return table.repeat_row(record, NO_TOKENS, None, None)
@@ -74,7 +75,7 @@ def test_what_the_prompt_took_is_none_of_it():
 
 def test_samples_between_two_tokens_count_the_one_in_the_making_in_part():
     slow = analysis_sensors.Timed(100 * S, (101 + 4 * np.arange(12)) * S, 26)
-    found = analysis_sensors.measured_energy(steady(20.0, seconds=43), DOMAINS, slow)
+    found = device_energy.measured_energy(steady(20.0, seconds=43), DOMAINS, slow)
     assert (found["window_s"], found["tokens"]) == (40.0, 10.0)
 
 
@@ -282,8 +283,8 @@ def test_a_machine_without_a_counter_says_so_and_an_old_record_nothing():
 
 
 def test_a_run_that_came_to_no_end_has_no_energy():
-    assert analysis_sensors.measured_energy(steady(20.0), DOMAINS, None) is None
-    assert analysis_sensors.measured_energy(steady(20.0), {}, DURING) is None
+    assert device_energy.measured_energy(steady(20.0), DOMAINS, None) is None
+    assert device_energy.measured_energy(steady(20.0), {}, DURING) is None
 
 
 def test_idle_power_is_taken_off_as_a_second_figure():

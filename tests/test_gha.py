@@ -6,7 +6,7 @@ from itertools import product
 
 import pytest
 
-from harness.compare import Comparison, show
+from harness.compare import Comparison, github
 from harness.compare.judge import WORSE
 
 
@@ -21,7 +21,7 @@ def row(**changed):
 def commands(rows=(), **lost):
     """Of a comparison with these rows; `lost`: cells not compared."""
     nothing = {key: [] for key in ("not_compared", "partial", "damages", "notes")}
-    return show.commands(Comparison(base="base", new="new", rows=rows, records={}, **nothing | lost))
+    return github.commands(Comparison(base="base", new="new", rows=rows, records={}, **nothing | lost))
 
 
 MEMORY = {"metric": "memory_bytes", "unit": "bytes", "better": "lower", "family": "memory"}
@@ -83,7 +83,7 @@ def test_no_text_of_a_record_breaks_out_of_its_command_or_is_obeyed():
 
 def test_figures_are_costs_so_that_smaller_is_better():
     slope = row(metric="W_tokens_per_ms", unit="tok/ms", new=2000.0, base=2000.0, change=0.0, verdict="SAME")
-    first, second, third = show.benchmark([row(), slope, row(**LARGER, spread=None)])
+    first, second, third = github.benchmark([row(), slope, row(**LARGER, spread=None)])
     assert first["name"] == "qwen1.5-0.5b-llamacpp-q8_0-1234abcd ms_per_token (a-cpu, cpu)"
     assert (first["unit"], first["value"]) == ("ms/token", 1000 / 19)
     assert (second["unit"], second["value"]) == ("us/token", 0.5)
@@ -94,7 +94,7 @@ def test_figures_are_costs_so_that_smaller_is_better():
 
 def test_a_range_is_a_bare_number_in_the_unit_of_the_value():
     """As the action's src/extractRangeInfo.ts parses it."""
-    (entry,) = show.benchmark([row(metric="B_ms", unit="ms", better="lower", new=1e-4, spread=1e-3)])
+    (entry,) = github.benchmark([row(metric="B_ms", unit="ms", better="lower", new=1e-4, spread=1e-3)])
     assert float(re.fullmatch(r"± (\d.*)", entry["range"])[1]) == 1e-7
 
 
@@ -103,7 +103,7 @@ def test_figures_that_have_no_place_there_are_left_out():
     longest = row(**figures, verdict="SHORTER")
     invalid = row(verdict="INVALID", fails=False)
     gone = row(new=None, change=None, change_ci90=None, spread=None)
-    assert show.benchmark([longest, invalid, gone]) == []
+    assert github.benchmark([longest, invalid, gone]) == []
 
 
 def test_names_are_unique_and_the_file_is_json_without_nan():
@@ -114,6 +114,6 @@ def test_names_are_unique_and_the_file_is_json_without_nan():
         row(metric=metric, better=better[metric], machine=machine, device=device)
         for metric, machine, device in product(better, ("a", "b"), ("cpu", "cuda"))
     ]
-    entries = show.benchmark(rows)
+    entries = github.benchmark(rows)
     assert len({entry["name"] for entry in entries}) == len(rows)
-    assert json.loads(show.as_json(rows)) == entries
+    assert json.loads(github.as_json(rows)) == entries

@@ -11,7 +11,7 @@ from small_checkpoints import read as read_values
 from small_checkpoints import synthesized
 from tiny_models import KINDS
 
-from harness.analysis import flags
+from harness.analysis import expert_routing
 from harness.config import load, plan
 from harness.models import check, layout, locate
 from harness.stacks.header import references
@@ -180,9 +180,12 @@ def test_of_one_repeated_token_the_experts_are_said_to_be_pinned():
         return {"kind": "measured", "done": {"routing": found}, "model": {"weights": {"synthetic": True}}}
 
     even, pinned = record(19, [5] * 8), record(1, [20, 20, *[0] * 6])
-    assert [flag.code for flag in flags.routing_notes(even)] == ["synthetic_routing"]
-    assert "busiest expert 1.0 times" in flags.routing_notes(even)[0].detail
-    assert [flag.code for flag in flags.routing_notes(pinned)] == ["synthetic_routing", "pinned_experts"]
-    assert "fed 1 different tokens, and used 2 of 8 experts" in flags.routing_notes(pinned)[1].detail
+    assert [flag.code for flag in expert_routing.routing_notes(even)] == ["synthetic_routing"]
+    assert "busiest expert 1.0 times" in expert_routing.routing_notes(even)[0].detail
+    assert [flag.code for flag in expert_routing.routing_notes(pinned)] == [
+        "synthetic_routing",
+        "pinned_experts",
+    ]
+    assert "fed 1 different tokens, and used 2 of 8 experts" in expert_routing.routing_notes(pinned)[1].detail
     pinned["model"]["weights"]["synthetic"] = False
-    assert [flag.code for flag in flags.routing_notes(pinned)] == ["pinned_experts"]
+    assert [flag.code for flag in expert_routing.routing_notes(pinned)] == ["pinned_experts"]

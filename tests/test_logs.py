@@ -558,7 +558,7 @@ def test_requests_of_one_log_that_ended_at_their_own_limits_did_not_stop_early(h
 
 def test_fit_knows_mixtures_and_a_config_json(harness, tmp_path):
     (tmp_path / "log.csv").write_text("n,latency_ms\n" + "\n".join(f"{n},20" for n in range(1, 100)))
-    name = next(each for each in model_names() if each.startswith("gpt-oss-20b"))
+    name = next(model_name for model_name in model_names() if model_name.startswith("gpt-oss-20b"))
     (tmp_path / "config.json").write_text(model(name).read_text())
     bounds = ("--machine", "rtx-4090", "--bpw", "all=4.25", "--json")
     found = [harness("fit", "log.csv", "--model", each, *bounds).json for each in (name, "config.json")]

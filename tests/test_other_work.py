@@ -13,8 +13,8 @@ from conftest import records_below
 from golden_record import GOLDEN, record
 
 from harness import machine
-from harness.analysis.disturbances import disturbance_summary
-from harness.analysis.verdicts import notes, verdict
+from harness.analysis.attempts import disturbance_summary
+from harness.analysis.verdicts import verdict
 from harness.campaign import repeat
 from harness.campaign.other_processes import cpu_time
 
@@ -53,7 +53,7 @@ def beside(own: float, others: float, cores: int, seconds: float = 10.0, **chang
 )
 def test_work_of_others_disturbs_where_it_shares_cores_or_uses_a_tenth_of_them(own, others, cores, says):
     judged = beside(own, others, cores)
-    found, noted = verdict(judged), [flag.code for flag in notes(judged)]
+    found, noted = verdict(judged), [flag.code for flag in verdict(judged).notes]
     text = f"other processes used {others:.1f} CPUs while timing "
     text += f"({cores} cores; its own processes used {own:.1f})"
     assert (found.status, found.disturbed) == (("invalid", "cpu") if says == "invalid" else ("ok", None))
@@ -65,7 +65,7 @@ def test_beside_a_gpu_only_others_on_the_core_of_its_thread_disturb():
     gpu = {"device": "GPU-1", "loaded__devices": {}}
     assert verdict(beside(1.0, 15.0, 16, **gpu)).status == "ok"
     assert verdict(beside(1.0, 15.5, 16, **gpu)).disturbed == "cpu"
-    assert notes(beside(1.0, 2.0, 16, **gpu)) == []
+    assert verdict(beside(1.0, 2.0, 16, **gpu)).notes == []
 
 
 def test_what_is_unknown_or_too_short_or_may_be_the_server_is_no_other_work():

@@ -54,7 +54,7 @@ def wheel(
         f"{info}/WHEEL": f"Wheel-Version: 1.0\nGenerator: x\nRoot-Is-Purelib: true\nTag: {tag}\n",
     }
     names = [*texts, *(files or {}), f"{info}/RECORD"]
-    texts[f"{info}/RECORD"] = "".join(f"{each},,\n" for each in names)
+    texts[f"{info}/RECORD"] = "".join(f"{name},,\n" for name in names)
     with zipfile.ZipFile(path, "w") as archive:
         for inside, content in {**texts, **(files or {})}.items():
             archive.writestr(inside, content)
@@ -94,8 +94,8 @@ def index(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """Packages, and two stacks that need some of them: `tiny` wheels, `native` what is compiled."""
     root = tmp_path_factory.mktemp("index")
     (folder := root / "wheels").mkdir()
-    modules = [each for each in importlib.metadata.files("uv") or () if each.match("uv/*.py")]
-    files = {str(each): Path(each.locate()).read_bytes() for each in modules}
+    modules = [file for file in importlib.metadata.files("uv") or () if file.match("uv/*.py")]
+    files = {str(module): Path(module.locate()).read_bytes() for module in modules}
     files[f"uv-{UV}.data/scripts/uv"] = Path(uv_binary()).read_bytes()
     uv = wheel(folder, "uv", files=files, version=UV)
     tools = wheel(folder, "tools")
@@ -125,8 +125,10 @@ def index(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 def freeze(*more: str) -> str:
     """What this Python has, and more."""
-    ours = [f"{each.name}=={each.version}" for each in importlib.metadata.distributions()]
-    return "\n".join([*(each for each in ours if not each.startswith("harness==")), "", *more])
+    ours = [
+        f"{distribution.name}=={distribution.version}" for distribution in importlib.metadata.distributions()
+    ]
+    return "\n".join([*(our for our in ours if not our.startswith("harness==")), "", *more])
 
 
 @pytest.fixture(scope="module")

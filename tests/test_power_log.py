@@ -76,7 +76,7 @@ def test_a_cell_has_the_median_of_its_repeats(harness, tmp_path):
     for number, later_s in ((1, 0), (2, 60), (3, 120)):
         repeat(tmp_path / "results", number, BEGAN + timedelta(seconds=later_s))
     watts = [*[10] * 60, *[30] * 60, *[40] * 60]
-    lines = [f"{BEGAN.timestamp() + s},{each}" for s, each in enumerate(watts)]
+    lines = [f"{BEGAN.timestamp() + s},{watt}" for s, watt in enumerate(watts)]
     (tmp_path / "power.csv").write_text("\n".join(["time,watts", *lines]))
     (row,) = json.loads(harness("report", "results", "--format", "json", "--power-log", "power.csv").out)
     assert (row["watts"], row["joules_per_token"]) == pytest.approx((30.0, 3.0))

@@ -28,7 +28,7 @@ def swept(n: np.ndarray, ms: np.ndarray, rounds: int = 5, noise: float = 0.005, 
 
 
 def first(found: Prefill, n: int):
-    return next(each for each in found.first_tokens if each.n == n)
+    return next(first_token for first_token in found.first_tokens if first_token.n == n)
 
 
 def test_plateau_slope_ridge_and_attention_are_recovered_from_a_sweep():
@@ -115,7 +115,7 @@ def test_a_ridge_that_was_not_reached_is_null_with_the_reason(n, ms, reason):
 
 def test_a_sweep_that_ends_on_its_plateau_extrapolates_nothing():
     found = swept(DENSE, np.full(500, 20.0))
-    assert {each.how for each in found.first_tokens} == {None}
+    assert {first_token.how for first_token in found.first_tokens} == {None}
     assert "hardly grows" in first(found, 512).reason
 
 
@@ -260,7 +260,9 @@ def test_a_gemm_that_changes_at_1024_tokens_has_no_ttft_of_2048(sweeps):
 
 @pytest.fixture
 def bf16(published) -> records.Stored:
-    return next(each for each in published.stored if each.record["cell"] == "qwen1.5-7b.hf.bf16.published")
+    return next(
+        result for result in published.stored if result.record["cell"] == "qwen1.5-7b.hf.bf16.published"
+    )
 
 
 def test_passes_faster_than_the_machine_allows_are_flagged(bf16):

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from harness.analysis.quality import kept as kept_form
+from harness.analysis.token_scores import kept as kept_form
 from harness.base import bounds, data
 from harness.campaign import reference_scores
 from harness.campaign.quality import no_room

@@ -210,9 +210,9 @@ def test_a_few_windows_of_text_give_no_verdict_and_the_option_for_more(harness, 
         assert "too few to judge by; score at least 8 (`chunks` of the workload `quality`)" in row["reason"]
         assert row["change"] is None
         (note,) = [
-            each
-            for each in report.notes([quality.row(scored(windows=windows, means=few))])
-            if "fewer" in each
+            note
+            for note in report.notes([quality.row(scored(windows=windows, means=few))])
+            if "fewer" in note
         ]
         assert "raise `chunks` of the workload `quality`" in note
 

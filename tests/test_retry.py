@@ -14,8 +14,8 @@ from conftest import records_below, until
 from golden_record import GOLDEN, record
 
 from harness import config as configs
+from harness.analysis.attempts import BusyProcess, disturbance_summary
 from harness.analysis.columns import Repeat
-from harness.analysis.disturbances import BusyProcess, disturbance_summary
 from harness.analysis.verdicts import status, verdict
 from harness.campaign import other_processes, rounds
 from harness.cli import dry_run

@@ -37,6 +37,7 @@ def test_two_clocks_that_agree_leave_a_record_as_it_is():
     assert timed(host, host)[0] == []
     later = [ns + 49_000 for ns in host]  # within 0.05 ms
     assert timed(host, later)[0] == []
+    assert timed(host, [ns + 51_000 for ns in host])[0]
     slow = [100 * MS] * TOKENS
     assert timed(slow, [ns + 990_000 for ns in slow])[0] == []  # within 1%
 
@@ -86,6 +87,23 @@ def test_a_host_that_comes_late_now_and_then_spoils_nothing_but_to_the_first_tok
     assert timed(host, device)[0] == []
     host[3], host[4] = 3 * MS, MS
     assert "on a busy host" in timed(host, device)[0][0]
+
+
+@pytest.mark.parametrize(("late", "is_busy"), [(5, False), (6, True)])
+def test_one_token_in_a_hundred_may_be_late_and_none_of_the_first_five(late, is_busy):
+    device = [2 * MS] * 1000
+    host = list(device)
+    host[5 : 5 + 2 * late] = [3 * MS, MS] * late
+    assert bool(timed(host, device)[0]) is is_busy
+
+
+def test_a_short_token_may_make_up_for_a_delay_too_small_to_count():
+    device = [2 * MS] * TOKENS
+    host = list(device)
+    host[7], host[8] = 2 * MS + 30_000, 2 * MS - 60_000
+    assert "on a busy host" in timed(host, device)[0][0]
+    host[7] = 2 * MS + 24_000  # less than half of what may differ
+    assert "ours was read before the device was done" in timed(host, device)[0][0]
 
 
 def test_a_clock_that_runs_slow_is_seen_and_its_totals_do_not_agree():

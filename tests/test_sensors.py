@@ -18,7 +18,7 @@ from golden_record import GOLDEN
 from hypothesis import example, given
 
 from harness.analysis import sensors, throttling
-from harness.analysis.verdicts import notes
+from harness.analysis.verdicts import verdict
 from harness.analysis.warnings import Flag
 from harness.config.load import load
 from harness.config.yaml_text import ConfigError
@@ -463,7 +463,7 @@ def test_a_hot_cpu_beside_a_gpu_is_a_remark():
 def test_events_whose_length_the_kernel_does_not_tell_are_a_remark():
     record = throttled({"t_ns": [9 * S, 12 * S], "package_throttle_events": [0, 7]})
     assert reasons_of(record) == []
-    (flag,) = notes(record)
+    (flag,) = verdict(record).notes
     assert "7 events" in flag.detail
     assert "of unknown length" in flag.detail
 

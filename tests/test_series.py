@@ -2,11 +2,22 @@
 
 import numpy as np
 import pytest
+from golden_record import record
 
 from benchmarks.validity import one_series
-from harness.analysis.flags import Limit, digest, flags, identical, same_changes
-from harness.analysis.line_fit import interval
-from harness.analysis.repeat_figures import Unusable, analyse
+from harness.analysis.flags import (
+    Limit,
+    digest,
+    flags,
+    identical,
+    machine_drift,
+    past_warm_up,
+    published,
+    same_changes,
+)
+from harness.analysis.line_fit import Line, interval
+from harness.analysis.machine_drift import Drift
+from harness.analysis.repeat_figures import Analysis, Unusable, analyse, empty_figures
 from harness.analysis.time_split import budgets, split_time
 
 B_MS, SLOPE = 20.0, 1e-3
@@ -56,7 +67,7 @@ def test_the_start_and_the_end_of_a_run_are_shown_where_they_are_not_the_same_to
     ],
 )
 def test_intervals_cover_the_truth_as_often_as_they_say(count, deviation):
-    chance, draws = np.random.default_rng(count), 1000
+    chance, draws = np.random.default_rng(count), 500
     n = positions(count)
     x, truth = n - 1, B_MS + (n - 1) * SLOPE + stairs(n)
     errors = chance.normal(size=(draws, count)) * deviation * 0.51**0.5
@@ -95,6 +106,9 @@ def test_halves_that_differ_are_noted():
     (flag,) = flags(found)
     assert (flag.code, flag.invalidates) == ("halves_differ", None)
     assert f"B {first.B_ms:.2f} ms, the second {second.B_ms:.2f}" in flag.detail
+    assert (
+        f"by {first.slope_ms * 1000:.3g} and {second.slope_ms * 1000:.3g} ms per 1,000 tokens" in flag.detail
+    )
 
 
 def begun(ms: np.ndarray, seed: int, deviation: float = 0.1) -> tuple[np.ndarray, np.ndarray]:
@@ -136,7 +150,9 @@ def test_the_shape_of_a_series_is_told_and_whether_it_has_a_W(series, shape, W_i
 
 def test_a_cache_that_rolls_over_is_a_plateau_and_no_W():
     found = analyse(*ROLLED_OVER)
-    assert [flag.code for flag in flags(found)] == ["plateau_past_window"]
+    (flag,) = flags(found)
+    assert flag.code == "plateau_past_window"
+    assert f"up to n = {found.shape.segments[1].from_n - 1} " in flag.detail
     assert not found.figures["W_identifiable"]
 
 
@@ -185,6 +201,103 @@ def test_flags_name_what_is_wrong_and_nothing_that_is_not():
     assert codes(n[:5000], ms[:5000], None, 9975) == ["early_stop"]
 
 
+BOUND = Limit(B_ms=10.0, slope_ms=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("B_ms", "W", "first_ms", "raised"),
+    [
+        (10 / 1.02, None, 10 / 1.02, []),
+        (9.8, None, None, ["faster_than_limit"]),
+        (None, None, 9.8, ["first_token_faster_than_limit"]),
+        (None, 1019.0, None, []),
+        (None, 1021.0, None, ["slope_faster_than_limit"]),
+    ],
+)
+def test_published_figures_may_be_rounded_by_2_percent(B_ms, W, first_ms, raised):
+    assert [flag.code for flag in published(B_ms, W, first_ms, BOUND)] == raised
+    assert published(B_ms, W, first_ms, None) == []
+    assert published(None, 1.0, None, Limit(10.0, 1.02)) == []
+    without_slope = [flag.code for flag in published(B_ms, W, first_ms, Limit(10.0, None))]
+    assert without_slope == [code for code in raised if code != "slope_faster_than_limit"]
+
+
+FLAT_LINE = {"n_tokens": 10, "W_tokens_per_ms": 1000.0, "W_identifiable": True}
+
+
+@pytest.mark.parametrize(
+    ("parts", "figures", "raised"),
+    [
+        ({"fastest_ms": 10 / 1.05}, {"first_token_ms": 10 / 1.05}, []),
+        ({"fastest_ms": 9.5}, {}, ["faster_than_limit"]),
+        ({}, {"first_token_ms": 9.5}, ["first_token_faster_than_limit"]),
+        ({"steepest_ms": 9.55e-4}, {}, []),
+        ({"steepest_ms": 9.5e-4}, {}, ["slope_faster_than_limit"]),
+        ({"steepest_ms": 9.5e-4}, {"W_identifiable": False}, []),
+        ({"second_ms": 50.0, "settled_ms": 20.0}, {"first_token_ms": 18.0}, []),
+        ({"second_ms": 50.0, "settled_ms": 20.0}, {"first_token_ms": 17.9}, ["first_token_unsynchronised"]),
+        ({}, {"n_tokens": 9}, ["early_stop"]),
+        ({}, {"n_tokens": 9, "shape": "sweep"}, []),
+        ({"late_ms": 90.0, "settled_ms": 20.0}, {}, ["late_second_token"]),
+        ({"copied": 512}, {}, ["repeated_blocks"]),
+        ({"bends": True}, {}, ["bends"]),
+        ({}, {"plain_B_ms": 12.0, "plain_W_tokens_per_ms": 900.0}, ["spikes_left_out"]),
+    ],
+)
+def test_a_flag_is_raised_beyond_its_bound_and_not_at_it(parts, figures, raised):
+    found = Analysis(empty_figures(10) | FLAT_LINE | figures, **parts)
+    assert [flag.code for flag in flags(found, BOUND, expected_tokens=10)] == raised
+
+
+def test_a_first_token_may_have_a_limit_of_its_own_or_none():
+    early = Analysis(empty_figures(10) | {"first_token_ms": 4.8}, second_ms=20.0, settled_ms=20.0)
+    lower = Limit(10.0, None, first_ms=5.0)
+    assert [flag.code for flag in flags(early, lower, kv_read="full")] == []
+    assert [flag.code for flag in flags(early, lower, first_token=False)] == []
+    assert [flag.code for flag in flags(early, Limit(10.0, None, first_ms=5.1), first_token=False)]
+    (flag,) = flags(early)
+    assert flag.detail.endswith("later steps 20.00: prefill reads all weights too")
+    late = Analysis(early.figures, second_ms=101.0, settled_ms=20.0)
+    assert "the second took 101" in flags(late)[0].detail
+    assert "the second took" not in flags(Analysis(early.figures, second_ms=100.0, settled_ms=20.0))[0].detail
+
+
+def test_a_limit_is_a_share_of_what_it_allows():
+    limit = Limit(10.0, 1e-3, declared_slope_ms=4e-3)
+    assert limit.shares(20.0, 500.0, True) == (0.5, 0.5)
+    assert limit.shares(0.0, 500.0, False) == (None, None)
+    assert limit.figures("grows") == {
+        "B_ms": 10.0,
+        "W_tokens_per_ms": 1000.0,
+        "W_declared_tokens_per_ms": 250.0,
+    }
+    assert limit.figures(None)["W_declared_tokens_per_ms"] is None
+
+
+@pytest.mark.parametrize(
+    ("share", "half", "said"),
+    [(0.012, 0.001, "1.2% longer"), (-0.012, 0.001, "1.2% less"), (0.01, 0.001, ""), (0.012, 0.02, "")],
+)
+def test_a_drift_of_the_machine_is_news_beyond_one_percent_and_its_error(share, half, said):
+    raised = machine_drift(Drift(share, half, Line(0.0, 0.0), False))
+    assert [said in flag.detail for flag in raised] == [True] * bool(said)
+
+
+@pytest.mark.parametrize(
+    ("seen_ms", "new_ms", "kind", "has_flag"),
+    [(2, 3, "decode", True), (2, 2.9, "decode", False), (2, 4, "grow", False)],
+)
+def test_a_jump_where_the_warm_up_ended_is_the_first_time_of_each_length(seen_ms, new_ms, kind, has_flag):
+    warmup = {"agreed": True, "windows_ns": [[1] * 5, [1] * 5]}  # a first token, and five more
+    judged = record(done__warmup=warmup, workload__kind=kind)
+    latency_ns = (np.array([9.0] + [seen_ms] * 5 + [new_ms] * 6) * 1e6).astype(np.int64)
+    raised = past_warm_up(judged, latency_ns)
+    assert bool(raised) is has_flag
+    if raised:
+        assert "2.00 ms a token where the warm-up had been, 3.00 at the next 6" in raised[0].detail
+    assert past_warm_up(judged, latency_ns[:-1]) == []
+
+
 def test_a_host_that_hides_part_of_the_slope_makes_no_slope_impossible():
     for knee in (3000, 7000, 8500, 9000):
         bent = begun(10 + np.maximum(AT - 1, knee) * SLOPE, knee, 0.02)
@@ -203,7 +316,8 @@ def test_a_machine_that_changes_speed_is_drift_and_no_W():
     late = n > 5000
     for hot in (ms + 3 * late, ms * np.where(late, 1.6, 1), ms - 2 * late, flat + 2 * late):
         found = analyse(n, hot)
-        assert [flag.code for flag in flags(found)] == ["drift"]
+        (flag,) = flags(found)
+        assert (flag.code, "at n = 5,001:" in flag.detail) == ("drift", True)
         assert not found.figures["W_identifiable"]
     assert codes(n, flat) == []
 
@@ -217,6 +331,8 @@ def test_a_change_at_the_same_n_in_several_series_is_a_change_of_kernel():
     assert set(found) == {"0", "1"}
     assert found["0"].detail.startswith("2 series of this stack change at n = ")
     assert found["0"].detail.endswith(": a change of kernel")
+    assert same_changes({"a": 2049, "b": 2053}) == {}
+    assert len(same_changes({"a": 2049, "b": 2052, "c": None})) == 2
 
 
 def test_positions_with_gaps_are_a_series_like_any_other():

@@ -164,7 +164,7 @@ def test_a_count_that_what_came_rules_out_is_not_used(measured, usage, note, end
     assert "evaluated" not in record["printed"]
     assert "stopped early" not in record["printed"]
     assert of_server.rate_error(record) is None
-    notes = {flag.warning: flag.detail for flag in verdicts.notes(record)}
+    notes = {flag.warning: flag.detail for flag in verdicts.verdict(record).notes}
     assert notes.get(Warnings.usage_unusable) == (note and f"{note}: its count is not used")
     has_prompt = isinstance(usage, dict) and usage.get("prompt_tokens")
     assert (Warnings.prompt_not_counted in notes) is not bool(has_prompt)
@@ -259,7 +259,7 @@ def test_content_in_parts_is_read_as_its_text(measured, chat_only):
 )
 def test_what_a_server_does_otherwise_is_a_note(measured, behaviour, note, sentence):
     record = measured(behaviour)
-    details = {flag.warning: flag.detail for flag in verdicts.notes(record)}
+    details = {flag.warning: flag.detail for flag in verdicts.verdict(record).notes}
     assert details[note].startswith(sentence)
     assert record["tokens"] == 12
 
@@ -447,7 +447,7 @@ def test_few_tokens_that_come_together_leave_averages_and_no_figure_of_single_to
     counters = record["done"]["counters"]
     assert counters["pieces"] == 124
     counters["awaited_pieces"] = 124  # on a busy machine too
-    notes = {flag.warning: flag.detail for flag in verdicts.notes(record)}
+    notes = {flag.warning: flag.detail for flag in verdicts.verdict(record).notes}
     assert notes[Warnings.tokens_in_pieces] == (
         "128 tokens came in 124 pieces, up to 2 at once: only averages are known, no B and W; tok/s is right"
         " to 1.6%"
@@ -465,7 +465,7 @@ def test_tokens_without_a_piece_of_their_own_leave_averages_alone(conversed, api
     counters = record["done"]["counters"]
     assert (record["tokens"], counters["piece_tokens"]) == (128, 126)
     counters["awaited_pieces"] = 126  # on a busy machine too
-    notes = {flag.warning: flag.detail for flag in verdicts.notes(record)}
+    notes = {flag.warning: flag.detail for flag in verdicts.verdict(record).notes}
     assert notes[Warnings.tokens_in_pieces] == (
         "128 tokens by the server's count came in 126 pieces: only averages are known, no B and W; tok/s is"
         " right to 2.4%"
@@ -600,7 +600,7 @@ def test_a_served_model_that_is_not_the_shape_of_the_config_is_invalid(conversed
     stored, printed = conversed(behaviour, {"kind": "decode"}, QWEN)
     assert (sentence in printed) if isinstance(sentence, str) else stored.record["outcome"] == "ok"
     assert bool(of_server.other_model(stored.record)) is isinstance(sentence, str), printed
-    notes = {flag.warning for flag in verdicts.notes(stored.record)}
+    notes = {flag.warning for flag in verdicts.verdict(stored.record).notes}
     assert (Warnings.model_unchecked in notes) is (sentence is Warnings.model_unchecked)
 
 
@@ -742,7 +742,7 @@ def test_turns_send_the_conversation_so_far_with_a_prefix_that_may_be_reused_and
         assert len({str(prompt)[:40] for prompt in without}) == 3
     assert str(two).startswith(str(one)[:-1])
     assert str(three).startswith(str(two)[:-1])
-    notes = {flag.warning: flag.detail for flag in verdicts.notes(stored.record)}
+    notes = {flag.warning: flag.detail for flag in verdicts.verdict(stored.record).notes}
     counted = stored.record["done"]["surface"]["counted"]
     if api in ("llama-server", "openai"):
         assert [each["evaluated"] for each in counted[:4]] == [60, 76, 92, 60]
@@ -754,7 +754,7 @@ def test_turns_send_the_conversation_so_far_with_a_prefix_that_may_be_reused_and
 
 def test_a_server_that_reuses_nothing_is_no_fault_and_its_count_says_so(conversed):
     stored, _ = conversed(Behaviour(), TURNS)
-    details = [flag.detail for flag in verdicts.notes(stored.record)]
+    details = [flag.detail for flag in verdicts.verdict(stored.record).notes]
     assert "by its own count the server reused 0 of the 146 tokens before its later turns" in details
     assert analysis_depth.surface_faults(stored.record, records.table(stored)) == []
 
@@ -854,7 +854,7 @@ def test_rows_of_events_that_were_read_late_give_no_figure(conversed, workload):
 
 def test_tokens_that_come_together_are_a_note_in_turns(conversed):
     stored, _ = conversed(Behaviour(tokens_at_once=2), TURNS)
-    assert Warnings.tokens_in_pieces in {flag.warning for flag in verdicts.notes(stored.record)}
+    assert Warnings.tokens_in_pieces in {flag.warning for flag in verdicts.verdict(stored.record).notes}
 
 
 def test_a_pass_over_a_prompt_is_not_timed_over_http_and_one_sentence_says_why(conversed, harness, tmp_path):

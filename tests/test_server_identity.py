@@ -56,7 +56,7 @@ def measured(run: Callable[..., Ran], tmp_path: Path) -> Callable[..., dict[str,
 
 
 def notes_of(record: Any) -> dict[Warnings, str]:
-    return {flag.warning: flag.detail for flag in verdicts.notes(record)}
+    return {flag.warning: flag.detail for flag in verdicts.verdict(record).notes}
 
 
 # Which server: the content key

@@ -17,7 +17,7 @@ from golden_record import GOLDEN, write_record
 
 from harness import records
 from harness.records.kinds import wrong_with
-from harness.share import bundle, recomputed
+from harness.share import make_bundle, read_bundle, recomputed
 from harness.share.anonymize import REMOVED, Anonymizer
 from harness.share.verify import verify
 
@@ -29,7 +29,7 @@ UUID = "6f1c2d3e-aaaa-bbbb-cccc-0123456789ab"
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A results folder with the records of the honest bundle."""
     at = tmp_path_factory.mktemp("results")
-    with bundle.opened(HONEST) as opened:
+    with read_bundle.opened(HONEST) as opened:
         shutil.copytree(opened.folder, at, dirs_exist_ok=True)
     return at
 
@@ -47,7 +47,7 @@ def test_the_same_results_give_the_same_bytes_wherever_they_lie(harness, folder,
 def test_a_bundle_has_records_series_tables_and_hashes_and_no_log(folder, harness, tmp_path):
     (next(folder.rglob("record.json")).parent / "worker.log").write_text("what the stack said")
     assert harness("share", folder, "--bundle", "a.tar.zst").code == 0
-    members = bundle.unpacked(tmp_path / "a.tar.zst")
+    members = read_bundle.unpacked(tmp_path / "a.tar.zst")
     always = {"manifest.json", "record.json", "tokens.parquet", "memory.parquet"}
     assert {Path(name).name for name in members} >= always
     assert not any("log" in name for name in members)
@@ -94,14 +94,14 @@ def test_results_with_a_check_of_weights_are_bundled_and_accepted(harness, folde
 @pytest.mark.parametrize("member", ["records/00001/record.json", "manifest.json"])
 def test_a_key_that_is_there_twice_is_refused(harness, tmp_path, member):
     """Readers that take the first would see what the check of anonymity has not."""
-    members = bundle.unpacked(HONEST)
+    members = read_bundle.unpacked(HONEST)
     manifest = json.loads(members["manifest.json"])
     members[member] = b'{"prompt": "/home/jane", "prompt": 1, ' + members[member].lstrip()[1:]
     if member != "manifest.json":
         of = manifest["files"][member]
         of |= {"sha256": hashlib.sha256(members[member]).hexdigest(), "bytes": len(members[member])}
         members["manifest.json"] = json.dumps(manifest).encode()
-    (tmp_path / "twice.tar.zst").write_bytes(bundle.packed(members))
+    (tmp_path / "twice.tar.zst").write_bytes(make_bundle.packed(members))
     ran = harness("share", "--verify", "twice.tar.zst")
     assert ran.code != 0
     assert ("has key 'prompt' twice" if member != "manifest.json" else "not a bundle") in ran.out + ran.err
@@ -193,8 +193,8 @@ FILES = {
     "empty.tar.zst": b"",
     "text.tar.zst": b"hello",
     "zeros.tar.zst": zstd(bytes(1024)),
-    "list.tar.zst": bundle.packed({"manifest.json": b"[]"}),
-    "newer.tar.zst": bundle.packed({"manifest.json": b'{"format": "harness bundle", "version": 9}'}),
+    "list.tar.zst": make_bundle.packed({"manifest.json": b"[]"}),
+    "newer.tar.zst": make_bundle.packed({"manifest.json": b'{"format": "harness bundle", "version": 9}'}),
 }
 
 
@@ -341,8 +341,8 @@ def test_paths_credentials_and_serial_numbers_do_not_stay(text, shared):
 def test_content_keys_follow_from_what_is_shared(folder):
     stored = list(records.records(folder, print))
     assert stored
-    for each in stored:
-        assert recomputed.shared_key(each.record) in (None, each.record["content_key"])
+    for result in stored:
+        assert recomputed.shared_key(result.record) in (None, result.record["content_key"])
 
 
 def test_verifying_writes_nothing_where_it_runs(harness, tmp_path):

@@ -18,9 +18,9 @@ from forging import HONEST, Forgery, tar_of, with_member, zstd
 
 from harness.machine import slug
 from harness.records.kinds import Record
-from harness.share import bundle, recomputed
+from harness.share import make_bundle, recomputed
 from harness.share.anonymize import Anonymizer
-from harness.share.bundle import records_in
+from harness.share.read_bundle import records_in
 from harness.share.verify import verify
 
 PUBLISHED = Path(__file__).parent.parent / "results" / "published" / "rtx4090-qwen1.5" / "qwen1.5-14b"
@@ -367,7 +367,7 @@ def test_a_forgery_with_hashes_of_its_own_is_refused_by_what_its_records_say(tmp
 @pytest.fixture(scope="module")
 def study(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("study") / "study.tar.zst"
-    path.write_bytes(bundle.made(records_in(PUBLISHED), Anonymizer()))
+    path.write_bytes(make_bundle.made(records_in(PUBLISHED), Anonymizer()))
     return path
 
 

@@ -21,7 +21,7 @@ from harness.analysis.warnings import Warnings
 from harness.dataset import table
 from harness.dataset.study import load_study
 from harness.records import Stored
-from harness.records.tables import TokenTimes
+from harness.records.token_times import TokenTimes
 from harness.report import workloads
 
 

@@ -1,6 +1,6 @@
 """One value for the times of tokens."""
 
-from harness.records.tables import NO_TOKENS, TokenTimes
+from harness.records.token_times import NO_TOKENS, TokenTimes
 from runners.protocol import Phase, Tokens
 
 EVENTS = [Phase("generate", 0), Tokens(0, [10, 20], [7, 8]), Tokens(2, [35], [9])]

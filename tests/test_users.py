@@ -243,7 +243,7 @@ def test_each_api_gives_every_user_its_tokens_and_no_two_prompts_begin_alike(of_
         *[(1, 0), (4, 0), (4, 1), (4, 2), (4, 3)]
     ]
     assert set(table["tokens"]) == {12}
-    prompts = [json.dumps(each["prompt"])[:60] for each in behaviour.requests[-5:]]
+    prompts = [json.dumps(request["prompt"])[:60] for request in behaviour.requests[-5:]]
     assert len(set(prompts)) == 5
 
 
@@ -267,7 +267,8 @@ def test_what_a_server_does_wrong_to_one_of_several_users_is_in_the_record(of_se
 
 def test_tokens_that_come_together_are_a_note(of_server):
     stored, _ = of_server(Behaviour(tokens_at_once=3))
-    (note,) = [flag for flag in verdicts.notes(stored.record) if flag.warning is Warnings.tokens_in_pieces]
+    raised = verdicts.verdict(stored.record).notes
+    (note,) = [flag for flag in raised if flag.warning is Warnings.tokens_in_pieces]
     assert "up to 3 at once" in note.detail
     assert set(records.table(stored)["tokens"]) == {12}
 
@@ -276,7 +277,7 @@ def test_a_count_that_what_came_rules_out_is_not_used(of_server):
     usage = {"prompt_tokens": 25, "completion_tokens": 11}
     stored, printed = of_server(Behaviour("openai", usage=usage))
     assert set(records.table(stored)["tokens"]) == {12}
-    notes = {flag.warning: flag.detail for flag in verdicts.notes(stored.record)}
+    notes = {flag.warning: flag.detail for flag in verdicts.verdict(stored.record).notes}
     assert notes[Warnings.usage_unusable].startswith("the server counts 110 tokens in its answer, and 120 ")
     assert "a prefix" not in printed
 
@@ -305,7 +306,7 @@ def test_the_client_s_work_is_all_cpu_time_of_the_threads_that_read(of_server):
 )
 def test_prompts_of_another_length_than_was_sent_are_a_note(of_server, behaviour, warning):
     stored, _ = of_server(behaviour)
-    assert warning in {flag.warning for flag in verdicts.notes(stored.record)}
+    assert warning in {flag.warning for flag in verdicts.verdict(stored.record).notes}
 
 
 CROWD = """

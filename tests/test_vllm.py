@@ -12,7 +12,6 @@ from test_hf import PROMPT, WARMUP, request_of, said
 
 from harness.analysis import verdicts
 from harness.analysis.clocks import clock_of_stack
-from harness.analysis.disturbances import faults_of
 from harness.theory.decoder import kv_elements_per_token, parameters
 from harness.theory.hf_config import SHAPES
 from runners.protocol import Done, Rows
@@ -49,7 +48,7 @@ def test_each_format_decodes_and_says_what_ran(harness, real_config, vllm_interp
     for name, record in records.items():
         assert record["outcome"] == "ok", record
         assert verdicts.status(record)[0] in ("ok", "invalid"), verdicts.status(record)  # of a busy machine
-        assert not faults_of(verdicts.STACK, record)
+        assert not [flag for condition in verdicts.STACK for flag in condition(record)]
         assert not clock_of_stack(record)
         loaded, counters = record["loaded"], record["done"]["counters"]
         assert counters["evaluated_tokens"] == record["workload"]["prompt_tokens"] + 39

@@ -12,8 +12,8 @@ HARNESS = Path(__file__).parent.parent / "harness"
 
 def test_every_warning_is_raised_with_the_numbers_that_its_sentence_takes():
     named, numbers = set(), {}
-    for path in HARNESS.rglob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text())):
+    for text in (path.read_text() for path in HARNESS.rglob("*.py")):
+        for node in ast.walk(ast.parse(text)) if "Warnings." in text else ():
             match node:
                 case ast.Attribute(ast.Name("Warnings"), name):
                     named.add(name)

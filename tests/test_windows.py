@@ -35,9 +35,9 @@ def bent(n: float) -> float:
 
 
 def test_the_intervals_of_a_line_cover_the_truth() -> None:
-    """Of 300 simulated tables: B in 96%, the slope in 96%, the depths in 96%, 93% and 95%."""
+    """Of 300 simulated tables: B in 96%, the slope in 96%, the depths in 96%, 93% and 95%; here 200."""
     covered: Counter[str] = Counter()
-    for seed in range(300):
+    for seed in range(200):
         found = windows.analyse_windows(simulated(line, seed))
         assert found is not None
         assert found.B_ends_ms is not None
@@ -48,7 +48,7 @@ def test_the_intervals_of_a_line_cover_the_truth() -> None:
             assert at.ends_ms is not None
             covered[str(at.depth)] += at.ends_ms[0] < line(at.depth) < at.ends_ms[1]
     assert covered.keys() == {"B", "slope", "0", "4096", "16384"}
-    assert all(0.92 < count / 300 < 0.98 for count in covered.values()), covered
+    assert all(0.92 < count / 200 < 0.98 for count in covered.values()), covered
 
 
 def test_the_intervals_of_several_processes_cover_the_mean_one() -> None:

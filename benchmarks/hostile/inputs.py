@@ -35,7 +35,7 @@ from benchmarks.hostile.mutations import (
 from harness import records
 from harness.base import bounds
 from harness.records.kinds import checked
-from harness.share import bundle
+from harness.share import make_bundle, read_bundle
 from tests.damage import edited
 
 TESTS = Path(__file__).parents[2] / "tests"
@@ -325,7 +325,7 @@ def _bundle() -> Format:
     import pyarrow as pa
 
     whole = TESTS / "golden" / "bundle-1.tar.zst"
-    members = bundle.unpacked(whole)
+    members = read_bundle.unpacked(whole)
     with pa.CompressedInputStream(pa.BufferReader(whole.read_bytes()), "zstd") as stream:
         tar = bytes(stream.read())
     codec = pa.Codec("zstd", compression_level=1)
@@ -336,7 +336,9 @@ def _bundle() -> Format:
         files = manifest["files"] | {
             name: {"sha256": hashlib.sha256(content).hexdigest(), "bytes": len(content)}
         }
-        return bundle.packed(members | {"manifest.json": dumped(manifest | {"files": files}), name: content})
+        return make_bundle.packed(
+            members | {"manifest.json": dumped(manifest | {"files": files}), name: content}
+        )
 
     others = _other_tars(members)
     damage = damaged([whole.read_bytes()]) | st.sampled_from(
@@ -345,7 +347,9 @@ def _bundle() -> Format:
     damage |= damaged([tar, *others], [b"../", b"/etc", b"ustar", b"2", b"x", b"L"]).map(
         lambda data: bytes(codec.compress(data, asbytes=True))
     )
-    damage |= json_files([manifest]).map(lambda content: bundle.packed(members | {"manifest.json": content}))
+    damage |= json_files([manifest]).map(
+        lambda content: make_bundle.packed(members | {"manifest.json": content})
+    )
     damage |= json_files([json.loads(members[name])]).map(with_record)
     return one_of_them({"b.tar.zst": whole.read_bytes()}, {"b.tar.zst": damage})
 
@@ -471,7 +475,7 @@ def _twice() -> Format:
     """A record, or a bundle's record or manifest, in which a key is there twice: none may be taken."""
     sound = _results("record.json", st.nothing()).sound
     packed = {"b.tar.zst": (TESTS / "golden" / "bundle-1.tar.zst").read_bytes()}
-    members = bundle.unpacked(TESTS / "golden" / "bundle-1.tar.zst")
+    members = read_bundle.unpacked(TESTS / "golden" / "bundle-1.tar.zst")
     manifest, name = json.loads(members["manifest.json"]), "records/00001/record.json"
 
     def with_key(document: Any) -> st.SearchStrategy[bytes]:
@@ -497,7 +501,7 @@ def _twice() -> Format:
                 name: {"sha256": hashlib.sha256(content).hexdigest(), "bytes": len(content)}
             }
             own["manifest.json"] = dumped(manifest | {"files": files})
-        return {"b.tar.zst": bundle.packed(members | own)}
+        return {"b.tar.zst": make_bundle.packed(members | own)}
 
     def in_folder(content: bytes) -> dict[str, Content]:
         return {"results/b/r/record.json": content}

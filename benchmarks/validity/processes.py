@@ -16,7 +16,7 @@ import numpy as np
 
 from benchmarks.validity import prefill
 from benchmarks.validity.row import Row
-from harness.analysis import depth, repeat_figures
+from harness.analysis import cell_intervals, depth
 from harness.analysis import prefill as analysis_prefill
 from harness.analysis.line_fit import Floats
 
@@ -65,7 +65,7 @@ def at_depth(
             [_repeat(windows(chance, factor)) for factor in factors(chance, processes, spread)]
             for _ in range(cells)
         ]
-        for ends in repeat_figures.rates_at_depths(rows):
+        for ends in cell_intervals.rates_at_depths(rows):
             hits += [covers(ends.get(at), 1e3 / (B_MS + at / W)) for at in DEPTHS]
     return {"tok/s": hits}
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from benchmarks.validity.row import Row
-from harness.analysis import quality
+from harness.analysis import quality_figures
 from harness.analysis.differences import FALSE_DISCOVERIES
 from harness.analysis.paired import discoveries
 
@@ -26,7 +26,7 @@ def rates(campaigns: int) -> Iterator[Row]:
         found = covered(count, 10 * campaigns)
         words = ", ".join(f"{name} {share:.1%}" for name, share in found.items())
         yield Row(f"covered: {count} windows", words, "88 to 92%, and 93 to 97%")
-    for count in (each for each in WINDOWS if each >= quality.FEWEST_WINDOWS):
+    for count in (each for each in WINDOWS if each >= quality_figures.FEWEST_WINDOWS):
         yield Row(
             f"{VARIANTS} variants alike, {count} windows, any is WORSE or BETTER",
             f"{false_verdicts(count, campaigns):.1%}",
@@ -40,9 +40,11 @@ def covered(count: int, scores: int, seed: int = 0) -> dict[str, float]:
     hits = np.zeros(3)
     for _ in range(scores):
         nll = chance.normal(NLL, 0.5, count)
-        change = quality.change(nll.tolist(), (nll + chance.normal(0.01, SPREAD, count)).tolist(), 0.9)
+        change = quality_figures.change(
+            nll.tolist(), (nll + chance.normal(0.01, SPREAD, count)).tolist(), 0.9
+        )
         kld = chance.gamma(SHAPE, KLD / SHAPE, count)
-        of = quality.of_means({"nll": nll.tolist(), "kld": kld.tolist()})
+        of = quality_figures.of_means({"nll": nll.tolist(), "kld": kld.tolist()})
         known = (
             (change.ends or (0, 0), 0.01),
             ((of["ppl"]["low"], of["ppl"]["high"]), np.exp(NLL)),
@@ -58,7 +60,7 @@ def false_verdicts(count: int, campaigns: int, seed: int = 0) -> float:
     wrong = 0
     for _ in range(campaigns):
         found = {
-            number: quality.change([0.0] * count, chance.normal(0, SPREAD, count).tolist(), 0.9)
+            number: quality_figures.change([0.0] * count, chance.normal(0, SPREAD, count).tolist(), 0.9)
             for number in range(VARIANTS)
         }
         kept = discoveries(

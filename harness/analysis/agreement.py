@@ -32,7 +32,8 @@ from harness.analysis.traffic import nominal_bits
 from harness.analysis.verdicts import USABLE
 from harness.analysis.warnings import Flag, Warnings
 from harness.base.text import plural
-from harness.records.kinds import Depth, Record
+from harness.records.checked import Depth
+from harness.records.kinds import Record
 from harness.records.parts import StackFacts
 
 Logits = NDArray[np.float32]
@@ -57,13 +58,13 @@ def windows(prompt_tokens: int, tokens: int) -> list[list[int]]:
     again, and at the workload's length. Doubling means that a check cut short by time still reaches half of
     the depth it could have reached. Where two windows would overlap, the workload's own wins.
     """
-    found = [[max(0, prompt_tokens - WINDOW), prompt_tokens]]
+    ranges = [[max(0, prompt_tokens - WINDOW), prompt_tokens]]
     deepest = [max(prompt_tokens, tokens - WINDOW), tokens]
     doubled = (DEPTHS[-1] << doublings for doublings in itertools.count(1))
     for end in itertools.takewhile(lambda end: end <= deepest[0], itertools.chain(DEPTHS, doubled)):
-        if found[-1][1] <= end - WINDOW:
-            found.append([end - WINDOW, end])
-    return [*found, deepest] if deepest[0] < tokens else found
+        if ranges[-1][1] <= end - WINDOW:
+            ranges.append([end - WINDOW, end])
+    return [*ranges, deepest] if deepest[0] < tokens else ranges
 
 
 def shown_checks(compared: Sequence[int]) -> list[int]:
@@ -91,14 +92,17 @@ def compare(
     for logits, positions in ((reference, reference_positions), (variant, variant_positions)):
         if len(logits) != len(positions):
             raise ValueError(f"{len(logits)} rows of logits for {len(positions)} positions")
-        places.append({position: place for place, position in enumerate(positions)})
-    found: list[Depth] = []
+        places.append({position: row_number for row_number, position in enumerate(positions)})
+    errors: list[Depth] = []
     for first, end in requested:
-        wanted = range(first, end)
-        if all(position in of for position in wanted for of in places):
-            rows = [(reference[places[0][position]], variant[places[1][position]]) for position in wanted]
-            found.append(_window(end, rows))
-    return found
+        positions_of_window = range(first, end)
+        if all(position in of for position in positions_of_window for of in places):
+            rows = [
+                (reference[places[0][position]], variant[places[1][position]])
+                for position in positions_of_window
+            ]
+            errors.append(_window(end, rows))
+    return errors
 
 
 def _window(n: int, rows: Sequence[tuple[Logits, Logits]]) -> Depth:
@@ -177,8 +181,8 @@ def verdict(record: Record) -> tuple[str, str | None]:
     if record["outcome"] != "ok":
         word = "unchecked" if check.get("unchecked") else "failed"
         return word, record.get("reason") or str(record["outcome"])
-    if found := mismatches(record, check.get("ran")):
-        return "unchecked", f"did not run as requested: {found[0].detail}"
+    if differing := mismatches(record, check.get("ran")):
+        return "unchecked", f"did not run as requested: {differing[0].detail}"
     for depth in check["depths"]:
         if depth["not_finite"]:
             many = f"{depth['not_finite']} of {plural(depth['positions'], 'position')} up to n = {depth['n']}"
@@ -249,25 +253,25 @@ def row(record: Record) -> Check:
 
 def latest_checks(rows: Sequence[Check]) -> list[Check]:
     """One row per content key, in order of first appearance: the last that finished, else the last."""
-    found: dict[str, Check] = {}
-    for each in _ordered(rows):
-        found[each["content_key"]] = each
-    return [each for each in rows if found[each["content_key"]] is each]
+    latest: dict[str, Check] = {}
+    for check in _ordered(rows):
+        latest[check["content_key"]] = check
+    return [check for check in rows if latest[check["content_key"]] is check]
 
 
 def apply_checks(rows: Sequence[Repeat], checks: Sequence[Check]) -> None:
     """Set `weights_check` of measured rows from their latest checks; a `wrong` one makes a row invalid."""
-    check_of = {key: each for each in _ordered(checks) for key in each["speaks_for"]}
-    for each in rows:
-        found = check_of.get(each["content_key"])
-        each["weights_check"] = found and found["verdict"]
-        if found and found["verdict"] == "wrong":
-            each["flags"].append(Flag(Warnings.weights_disagree, str(found["reason"])).row())
-            each["reasons"] = [*each["reasons"], str(found["reason"])]
-            each["status"] = "invalid" if each["status"] in USABLE else each["status"]
-            each["disturbed"] = None  # another attempt would not help
+    check_of = {key: row for row in _ordered(checks) for key in row["speaks_for"]}
+    for row in rows:
+        check = check_of.get(row["content_key"])
+        row["weights_check"] = check and check["verdict"]
+        if check and check["verdict"] == "wrong":
+            row["flags"].append(Flag(Warnings.weights_disagree, str(check["reason"])).row())
+            row["reasons"] = [*row["reasons"], str(check["reason"])]
+            row["status"] = "invalid" if row["status"] in USABLE else row["status"]
+            row["disturbed"] = None  # another attempt would not help
 
 
 def _ordered(checks: Sequence[Check]) -> list[Check]:
     """Unfinished checks first, then finished ones; each group oldest first."""
-    return sorted(checks, key=lambda each: (each["outcome"] == "ok", str(each["started_utc"])))
+    return sorted(checks, key=lambda check: (check["outcome"] == "ok", str(check["started_utc"])))

@@ -41,16 +41,16 @@ def baseline(table: Costs, bound: float, prior: float) -> Baseline:
     """The baseline of the last campaign of the table, in which each cell has a value. Changes beyond `bound`
     (a cost) count; `prior`: see differences()."""
     cells, last = len(table.means), table.means.shape[1] - 1
-    known = table.known.copy()
-    known[:, last] = False
+    measured = table.known.copy()
+    measured[:, last] = False
     if last < FEWEST:
-        return Baseline(known, [1] * cells, [1] * cells, math.inf)
-    nights = [np.flatnonzero(row) for row in known]
+        return Baseline(measured, [1] * cells, [1] * cells, math.inf)
+    nights = [np.flatnonzero(row) for row in measured]
     # By cell, of its campaigns so far: 1 if slower than the baseline until then, -1 if faster, 0 if neither;
     # None: it had too few.
     seen: list[list[int | None]] = [[] for _ in range(cells)]
     for night in range(last + 1):
-        base = np.zeros_like(known)
+        base = np.zeros_like(measured)
         for cell, directions in enumerate(seen):
             base[cell, nights[cell][_kept(directions)]] = True
         judged = table.known[:, night] & (base.sum(axis=1) >= FEWEST)
@@ -61,14 +61,14 @@ def baseline(table: Costs, bound: float, prior: float) -> Baseline:
             found = {cell: beyond(of_cell, bound) for cell, of_cell in changes.items()}
         for cell in np.flatnonzero(table.known[:, night]).tolist():
             seen[cell].append(found.get(cell))
-    kept = np.zeros_like(known)
+    in_baseline = np.zeros_like(measured)
     for cell, (*before, latest) in enumerate(seen):
-        kept[cell, nights[cell][_kept(before, latest or 0)]] = True
+        in_baseline[cell, nights[cell][_kept(before, latest or 0)]] = True
     needed = _needed(seen)
-    means = np.where(kept, table.means, np.nan)
+    means = np.where(in_baseline, table.means, np.nan)
     largest = float(np.nanmax(np.abs(means - np.nanmedian(means, axis=1, keepdims=True))))
     return Baseline(
-        kept,
+        in_baseline,
         [_runs(directions)[-1][1] if directions[-1] else 0 for directions in seen],
         [needed if len(of_cell) >= FEWEST else 1 for of_cell in nights],
         max(FAR_DEVIATIONS * prior, FAR_TIMES * largest),
@@ -77,7 +77,7 @@ def baseline(table: Costs, bound: float, prior: float) -> Baseline:
 
 def _runs(directions: Sequence[int | None]) -> list[tuple[int, int]]:
     """Successive campaigns of one direction: it, and how many."""
-    return [(key, len([*run])) for key, run in groupby(each or 0 for each in directions)]
+    return [(key, len([*run])) for key, run in groupby(direction or 0 for direction in directions)]
 
 
 def _kept(directions: Sequence[int | None], latest: int | None = None) -> list[int]:

@@ -45,8 +45,8 @@ Measure = Callable[[int, int, Enough], Pair]
 @dataclass(frozen=True)
 class Found:
     """`pairs`: all that was measured, the ends first. `answer`: the closest places known to lie on either
-    side of the change, and null if the ends do not differ. `rest`: the cost of the whole change that is not
-    the answer's; null: none, within the noise."""
+    side of the change, and None if the ends do not differ. `rest`: the cost of the whole change that is not
+    the answer's; None: none, within the noise."""
 
     pairs: Sequence[Pair]
     answer: Pair | None = None
@@ -67,9 +67,9 @@ def search(last: int, measure: Measure, threshold: float, rounds: int) -> Found:
             change = Pair(base, new, differences).change()
             return judge(change) != UNCLEAR and enough(change)
 
-        found = measure(base, new, decides)
-        verdict = judge(found.change()) if found.differences else FAILED
-        pairs.append(Pair(base, new, found.differences, found.failure, verdict))
+        measured_pair = measure(base, new, decides)
+        verdict = judge(measured_pair.change()) if measured_pair.differences else FAILED
+        pairs.append(Pair(base, new, measured_pair.differences, measured_pair.failure, verdict))
         return pairs[-1]
 
     def of_ends(change: Change) -> str:
@@ -90,10 +90,10 @@ def search(last: int, measure: Measure, threshold: float, rounds: int) -> Found:
     whole, low, high, passed = ends.change(), 0, last, set[int]()
     while places := [at for at in range(low + 1, high) if at not in passed]:
         middle = min(places, key=lambda at: abs(2 * at - low - high))
-        found = pair(0, middle, lambda change: side_of(change, whole), lambda _: True)
-        if found.verdict == GOOD:
+        measured_pair = pair(0, middle, lambda change: side_of(change, whole), lambda _: True)
+        if measured_pair.verdict == GOOD:
             low = middle
-        elif found.verdict in (BAD, BETWEEN):
+        elif measured_pair.verdict in (BAD, BETWEEN):
             high = middle
         else:
             passed.add(middle)

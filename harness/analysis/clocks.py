@@ -6,7 +6,7 @@ import numpy as np
 
 from harness.analysis.warnings import Flag, Warnings
 from harness.records.kinds import Record, done_of, served_elsewhere
-from harness.records.tables import TokenTimes
+from harness.records.token_times import TokenTimes
 
 CLOCK_TOLERANCE = 0.02
 CLOCK_TOLERANCE_MS_PER_TOKEN = 0.02

@@ -1,4 +1,7 @@
-"""The rows of the data set: the columns that code computes with, by type. figures.py has every figure."""
+"""The rows of the data set: the columns that code computes with, by type. figures.py has every figure.
+
+Rows are plain dicts, as they are written to JSON. Missing values are None.
+"""
 
 from __future__ import annotations
 
@@ -6,14 +9,14 @@ from typing import Literal
 
 from typing_extensions import NotRequired, TypedDict, TypeIs
 
-from harness.records.kinds import AtDepth, Depth, Experts, Figure, Probe, Record, WindowMeans
-from harness.records.measured import Source
-
-# The part of a row that a sweep of prefill passes becomes. Missing values are null.
-
+from harness.records.checked import Depth, Experts
+from harness.records.kinds import Record
+from harness.records.published import Source
+from harness.records.scored import AtDepth, Figure, WindowMeans
+from harness.records.searched import Probe
 
 Ends = list[float | None]
-"""Low and high end of an interval; null: open."""
+"""Low and high end of an interval; None: open."""
 
 
 class PrefillStep(TypedDict):
@@ -22,7 +25,7 @@ class PrefillStep(TypedDict):
 
 
 class FirstTokenRow(TypedDict):
-    """TTFT of a prompt of `n` tokens. `how`: measured, extrapolated, or null with the `reason`."""
+    """TTFT of a prompt of `n` tokens. `how`: measured, extrapolated, or None with the `reason`."""
 
     n: int
     ms: float | None
@@ -79,8 +82,8 @@ class PrefillRow(PrefillDepth):
 
 
 class EnergySpent(TypedDict):
-    """What a device spent while it was timed; see sensors.py. `joules`, `joules_above_idle`: null without a
-    valid measurement, for the `reason`. `idle_watts`: before the first repeat."""
+    """What a device spent while it was timed; see device_energy.py. `joules`, `joules_above_idle`: None
+    without a valid measurement, for the `reason`. `idle_watts`: before the first repeat."""
 
     joules: float | None
     joules_above_idle: float | None
@@ -96,9 +99,6 @@ class SensorFigures(TypedDict):
 
     hottest_c: float | None
     median_clock_mhz: float | None
-
-
-# The parts of a row that tables of timed rows become. Missing values are null.
 
 
 class PassRow(TypedDict):
@@ -175,7 +175,7 @@ class UsersRow(TypedDict):
 
 class UsersLimit(TypedDict):
     """`tokens_per_s`: at most, [users, tokens/s]. `by`: the data sheet, or the measured bandwidth.
-    `compute_bound_from`: users; null: unknown, or never."""
+    `compute_bound_from`: users; None: unknown, or never."""
 
     by: str
     tokens_per_s: list[tuple[int, float]]
@@ -202,11 +202,6 @@ class SurfaceFigures(TypedDict):
     depths: DepthsRow | None
     tasks: list[TaskRow]
     users: list[UsersRow]
-
-
-# The rows of each table that records become: every column with its type. Missing values are null.
-#
-# Rows are plain dicts, as they are written to JSON.
 
 
 Disturbance = Literal[
@@ -252,7 +247,7 @@ class LineFigures(TypedDict):
     slope_ms: float | None
     slope_ci95_ms: list[float] | None
     W_tokens_per_ms: float | None
-    """1 / slope; null where the slope is not positive"""
+    """1 / slope; None where the slope is not positive"""
     W_ci95: Ends | None
     W_identifiable: bool
     """the slope is distinguishable from zero, and not caused by a jump or a plateau"""
@@ -374,7 +369,7 @@ class LimitFigures(TypedDict):
 
 
 class Limits(TypedDict):
-    """Limits by the data sheet's bandwidth and by the measured one; null: not known."""
+    """Limits by the data sheet's bandwidth and by the measured one; None: not known."""
 
     sheet: LimitFigures | None
     measured: LimitFigures | None
@@ -382,7 +377,7 @@ class Limits(TypedDict):
 
 class SpeculationRow(TypedDict):
     """Tokens guessed ahead; see speculation.py. `by`: the server's name of what guesses. `synthetic`: the
-    tokens a pass that were requested, whatever they are; null: real acceptance. `tokens`: one more than
+    tokens a pass that were requested, whatever they are; None: real acceptance. `tokens`: one more than
     passes after the prompt's gave. Null: not counted."""
 
     by: str
@@ -419,7 +414,7 @@ class Repeat(Result, Flagged, Growth, SensorFigures, SurfaceFigures, TimeSplit):
     n_ctx: int | None
     kv_read: str | None
     served_by: str | None
-    """The API of the server that was measured; null: the stack ran in process."""
+    """The API of the server that was measured; None: the stack ran in process."""
     outside_stack_ms: float | None
     """Decode time of a token without that of the stack's own clock: until a client of a server has it."""
     ttft_ms: float | None
@@ -427,7 +422,7 @@ class Repeat(Result, Flagged, Growth, SensorFigures, SurfaceFigures, TimeSplit):
     nominal_bits: float | None
     bandwidth_share: float | None
     bandwidth_share_range: Ends | None
-    """against the highest and the lowest read bandwidth that was measured; null where they hardly differ"""
+    """against the highest and the lowest read bandwidth that was measured; None where they hardly differ"""
     past_cache_share: float | None
     bandwidth_bytes_per_s: float | None
     bandwidth_probes_bytes_per_s: list[float]
@@ -442,7 +437,7 @@ class Repeat(Result, Flagged, Growth, SensorFigures, SurfaceFigures, TimeSplit):
     series_sha256: str | None
     """of its latencies, where there are several; equal to the last digit in a copy"""
     guess_group: str | None
-    """equal for repeats that differ in their guesses alone; null where it cannot guess, or did not end"""
+    """equal for repeats that differ in their guesses alone; None where it cannot guess, or did not end"""
     weights_check: str | None
     computes: str | None
     """see identity.py; equal where logits are"""
@@ -490,7 +485,7 @@ SECTIONS = frozenset(JudgedRepeat.__annotations__) - Repeat.__annotations__.keys
 
 
 class CellFigures(LineFigures):
-    """The figures of a cell that come from all of its repeats; see repeat_figures.py."""
+    """The figures of a cell that come from all of its repeats; see cell_intervals.py."""
 
     tokens_per_s_ci95: Ends | None
 
@@ -585,7 +580,7 @@ class Score(Identity):
     kld_mean: float | None
     top1: float | None
     wrong: str | None
-    """where its logits are NaN or infinite, which makes the speed of its variant invalid; null: nowhere"""
+    """where its logits are NaN or infinite, which makes the speed of its variant invalid; None: nowhere"""
     means: WindowMeans | None
     at_depth: list[AtDepth]
     no_reference: str | None

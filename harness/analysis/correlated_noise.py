@@ -49,8 +49,8 @@ def half_widths(values: Floats, terms: Floats, figures: Floats, size: int, confi
     `terms`: [mean, term], what explains the values besides noise; fewer terms than means. `figures`:
     [figure, mean], the weight of each mean in a figure.
     """
-    known = _candidates(len(values), size)
-    whitened = known.whitening @ np.column_stack([terms, values])
+    candidates = _candidates(len(values), size)
+    whitened = candidates.whitening @ np.column_stack([terms, values])
     inner = whitened.transpose(0, 2, 1) @ whitened
     squares, products = inner[:, :-1, :-1], inner[:, :-1, -1:]
     coefficients = np.linalg.solve(squares, products)
@@ -58,12 +58,12 @@ def half_widths(values: Floats, terms: Floats, figures: Floats, size: int, confi
     # What rounding leaves of a series without noise is noise enough.
     residual = np.maximum(inner[:, -1, -1] - explained, 1e-30 * inner[:, -1, -1] + 1e-300)
     freedom = len(values) - terms.shape[1]
-    likelihood = freedom * np.log(residual) + known.log_determinants + np.linalg.slogdet(squares)[1]
-    weights = known.log_odds - likelihood / 2
+    likelihood = freedom * np.log(residual) + candidates.log_determinants + np.linalg.slogdet(squares)[1]
+    weights = candidates.log_odds - likelihood / 2
     weights = np.exp(weights - weights.max())
     counts = weights > NO_WEIGHT
     weights, residual = weights[counts], residual[counts]
-    variances = np.einsum("fi,kif->fk", figures, known.covariances[counts] @ figures.T)
+    variances = np.einsum("fi,kif->fk", figures, candidates.covariances[counts] @ figures.T)
     return _quantiles(np.sqrt(variances * residual / freedom), weights / weights.sum(), freedom, confidence)
 
 
@@ -72,20 +72,20 @@ def _quantiles(errors: Floats, weights: Floats, freedom: int, confidence: float)
     `errors`: [figure, candidate]."""
     single = float(scipy.special.stdtrit(freedom, (1 + confidence) / 2))
     low, high = single * errors.min(axis=1), single * errors.max(axis=1)
-    found = single * np.sqrt(errors**2 @ weights)
+    quantiles = single * np.sqrt(errors**2 @ weights)
     scale = (
         2 / math.sqrt(freedom * math.pi) * math.exp(math.lgamma((freedom + 1) / 2) - math.lgamma(freedom / 2))
     )
     for _ in range(MOST_STEPS):
-        ratios = found[:, None] / errors
+        ratios = quantiles[:, None] / errors
         over = (2 * scipy.special.stdtr(freedom, ratios) - 1) @ weights - confidence
-        low, high = np.where(over < 0, found, low), np.where(over < 0, high, found)
+        low, high = np.where(over < 0, quantiles, low), np.where(over < 0, high, quantiles)
         density = scale * ((1 + ratios**2 / freedom) ** (-(freedom + 1) / 2) / errors) @ weights
-        step = found - over / density
-        found, before = np.where((step > low) & (step < high), step, (low + high) / 2), found
-        if np.all(np.abs(found - before) <= SAME * before):
+        step = quantiles - over / density
+        quantiles, before = np.where((step > low) & (step < high), step, (low + high) / 2), quantiles
+        if np.all(np.abs(quantiles - before) <= SAME * before):
             break
-    return np.asarray(found)
+    return np.asarray(quantiles)
 
 
 @lru_cache(maxsize=4)

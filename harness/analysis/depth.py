@@ -28,13 +28,13 @@ TURN_FAULTS = {
 """By whether a turn reuses its prefix: what fewer and what more evaluated tokens mean."""
 
 
-def surface_row(workload: str, found: Sequence[Columns]) -> SurfaceFigures:
+def surface_row(workload: str, repeats_columns: Sequence[Columns]) -> SurfaceFigures:
     """Figures of a kind of workload, from the tables of its repeats together; None or empty for others."""
     return {
-        "passes": passes(found) if workload == "prefill" else [],
-        "depths": depths(found) if workload == "depth" else None,
-        "tasks": tasks(found) if workload == "turns" else [],
-        "users": users.rows(found) if workload == "batch" else [],
+        "passes": passes(repeats_columns) if workload == "prefill" else [],
+        "depths": depths(repeats_columns) if workload == "depth" else None,
+        "tasks": tasks(repeats_columns) if workload == "turns" else [],
+        "users": users.rows(repeats_columns) if workload == "batch" else [],
     }
 
 
@@ -42,11 +42,11 @@ def surface_faults(record: Record, table: Columns) -> list[Flag]:
     """Reasons why the rows are wrong. `table`: empty if it was not read."""
     surface = done_of(record).get("surface") or Surface()
     is_served = bool(loaded_of(record).get("served"))  # what a server keeps of a prefix is its own choice
-    found = []
-    for each in surface.get("checks", []):
-        if each["control"] > LEAST_CONTROL and each["distance"] > each["control"] / 2:
-            tokens = plural(each["n"], "token")
-            found.append(Warnings.cache_not_written.flag(**{**each, "tokens": tokens}))
+    raised = []
+    for check in surface.get("checks", []):
+        if check["control"] > LEAST_CONTROL and check["distance"] > check["control"] / 2:
+            tokens = plural(check["n"], "token")
+            raised.append(Warnings.cache_not_written.flag(**{**check, "tokens": tokens}))
             break
     for turn in surface.get("counted", []):
         fed, evaluated = turn["fed"], turn["evaluated"]
@@ -54,28 +54,28 @@ def surface_faults(record: Record, table: Columns) -> list[Flag]:
             fewer, more = TURN_FAULTS[bool(turn["reuse"])]
             what = fewer if evaluated < fed else more
             numbers = {"turn": turn["turn"], "evaluated": evaluated, "given": fed}
-            found.append(Warnings.turn_not_evaluated.flag(what=what, **numbers))
+            raised.append(Warnings.turn_not_evaluated.flag(what=what, **numbers))
             break
     server_counts = is_served and surface.get("counted")
-    if not found and not server_counts and tables.name_of(record) == "turns":
-        found += _by_time(table, is_served)
-    return found
+    if not raised and not server_counts and tables.name_of(record) == "turns":
+        raised += _by_time(table, is_served)
+    return raised
 
 
 def _by_time(table: Columns, is_served: bool) -> list[Flag]:
     """A prefix that times show to be reused, or not to be where it must; empty: none."""
     rows = _by_row(table)
-    cold, kept = ({row["turn"]: row for row in rows if row["reuse"] == reuse} for reuse in (0, 1))
+    cold, with_prefix = ({row["turn"]: row for row in rows if row["reuse"] == reuse} for reuse in (0, 1))
     if not (first := cold.get(1)):
         return []
     for turn, row in cold.items():
         far_less = row["prefill_ns"] < FAR_LESS * first["prefill_ns"]
         # A first turn that the machine slowed proves nothing: a reused prefix takes as long as a kept one.
-        if row["evaluated"] >= first["evaluated"] and far_less and _as_fast(row, kept.get(turn)):
+        if row["evaluated"] >= first["evaluated"] and far_less and _as_fast(row, with_prefix.get(turn)):
             less = f"{row['prefill_ns'] / 1e6:.1f} ms for {plural(row['evaluated'], 'token')}"
             than = f"{first['prefill_ns'] / 1e6:.1f} ms for {first['evaluated']}"
             return [Warnings.turn_prefix_reused.flag(turn=turn, less=less, first=than)]
-    for turn, row in kept.items():
+    for turn, row in with_prefix.items():
         other = cold.get(turn) if not is_served else None
         if other is None or other["prefill_ns"] <= GROWS * first["prefill_ns"]:
             continue
@@ -86,41 +86,43 @@ def _by_time(table: Columns, is_served: bool) -> list[Flag]:
     return []
 
 
-def _as_fast(row: dict[str, int], kept: dict[str, int] | None) -> bool:
+def _as_fast(row: dict[str, int], with_prefix: dict[str, int] | None) -> bool:
     """Whether a turn took no longer than with its prefix kept and what was decoded evaluated again."""
-    if kept is None:
+    if with_prefix is None:
         return True
-    return AS_LONG * row["prefill_ns"] < kept["prefill_ns"] * (1 + kept["decoded"] / kept["evaluated"])
+    return AS_LONG * row["prefill_ns"] < with_prefix["prefill_ns"] * (
+        1 + with_prefix["decoded"] / with_prefix["evaluated"]
+    )
 
 
-def passes(found: Sequence[Columns]) -> list[PassRow]:
+def passes(repeats_columns: Sequence[Columns]) -> list[PassRow]:
     """The passes of prefill: medians over those of all repeats, at one level."""
     return [
         PassRow(
             depth=depth, n=int(length), ms=of.median_ms(length), passes=int(np.count_nonzero(of.n == length))
         )
-        for depth, of in sorted(prefill.by_depth(found).items())
+        for depth, of in sorted(prefill.by_depth(repeats_columns).items())
         for length in of.lengths
     ]
 
 
-def depths(found: Sequence[Columns]) -> DepthsRow | None:
+def depths(all_columns: Sequence[Columns]) -> DepthsRow | None:
     """The speed at each depth: the inverse of the mean over windows, and of these over repeats. Of several
-    repeats without intervals, which their campaign gives: see repeat_figures.rates_at_depths."""
-    repeats = [of for table in found if (of := windows.analyse_windows(table))]
+    repeats without intervals, which their campaign gives: see cell_intervals.rates_at_depths."""
+    repeats = [of for table in all_columns if (of := windows.analyse_windows(table))]
     at: dict[int, list[windows.AtDepth]] = {}
-    for each in (each for of in repeats for each in of.at):
-        at.setdefault(each.depth, []).append(each)
+    for windows_at in (windows_at for of in repeats for windows_at in of.at):
+        at.setdefault(windows_at.depth, []).append(windows_at)
     if not at:
         return None
     return {
         "at": [_at_depth(depth, alike) for depth, alike in sorted(at.items())],
-        "curved": windows.curved(found),
+        "curved": windows.curved(all_columns),
     }
 
 
 def _at_depth(depth: int, repeats: Sequence[windows.AtDepth]) -> AtDepthRow:
-    ms, ends = statistics.fmean(each.ms for each in repeats), repeats[0].ends_ms
+    ms, ends = statistics.fmean(repeat.ms for repeat in repeats), repeats[0].ends_ms
     return AtDepthRow(
         depth=depth,
         ms=ms,
@@ -128,22 +130,22 @@ def _at_depth(depth: int, repeats: Sequence[windows.AtDepth]) -> AtDepthRow:
         tokens_per_s_ci95=[1e3 / ends[1], 1e3 / ends[0] if ends[0] > 0 else None]
         if ends and len(repeats) == 1
         else None,
-        windows=sum(each.windows for each in repeats),
+        windows=sum(repeat.windows for repeat in repeats),
     )
 
 
 def surface_figures(table: Columns) -> Figures | None:
     """B, W and tok/s of one repeat's windows; None without a line."""
-    found = windows.analyse_windows(table)
-    if found is None:
+    windows_found = windows.analyse_windows(table)
+    if windows_found is None:
         return None
-    line, slope = found.line, found.slope_ends_ms
-    figures = repeat_figures.empty_figures(found.tokens)
+    line, slope = windows_found.line, windows_found.slope_ends_ms
+    figures = repeat_figures.empty_figures(windows_found.tokens)
     figures |= {
-        "last_n": found.deepest,
-        "median_ms": found.mean_ms,
+        "last_n": windows_found.deepest,
+        "median_ms": windows_found.mean_ms,
         "B_ms": line.B_ms if line else None,
-        "B_ci95_ms": [*found.B_ends_ms] if found.B_ends_ms else None,
+        "B_ci95_ms": [*windows_found.B_ends_ms] if windows_found.B_ends_ms else None,
         "slope_ms": line.slope_ms if line else None,
         "slope_ci95_ms": [*slope] if slope else None,
         "W_tokens_per_ms": line.W_tokens_per_ms if line else None,
@@ -153,10 +155,10 @@ def surface_figures(table: Columns) -> Figures | None:
     return figures
 
 
-def tasks(given: Sequence[Columns]) -> list[TaskRow]:
+def tasks(all_columns: Sequence[Columns]) -> list[TaskRow]:
     """The conversations of turns: one without its prefix kept, and one with it; medians over repeats."""
-    rows = [row for table in given for row in _by_row(table)]
-    found = []
+    rows = [row for table in all_columns for row in _by_row(table)]
+    conversations = []
     for reuse in sorted({row["reuse"] for row in rows}):
         turns = []
         for turn in sorted({row["turn"] for row in rows if row["reuse"] == reuse}):
@@ -175,19 +177,19 @@ def tasks(given: Sequence[Columns]) -> list[TaskRow]:
                     decoded=last["decoded"],
                 )
             )
-        later = [each["prefill_ms"] for each in turns[1:]]
-        prefill_s = sum(each["prefill_ms"] for each in turns) / 1e3
-        found.append(
+        later = [turn["prefill_ms"] for turn in turns[1:]]
+        prefill_s = sum(turn["prefill_ms"] for turn in turns) / 1e3
+        conversations.append(
             TaskRow(
                 prefix_kept=bool(reuse),
                 first_ttft_ms=turns[0]["prefill_ms"],
                 later_ttft_ms=statistics.median(later) if later else None,
                 prefill_s=prefill_s,
-                task_s=prefill_s + sum(each["decode_ms"] for each in turns) / 1e3,
+                task_s=prefill_s + sum(turn["decode_ms"] for turn in turns) / 1e3,
                 turns=turns,
             )
         )
-    return found
+    return conversations
 
 
 def _by_row(columns: Columns) -> list[dict[str, int]]:

@@ -105,13 +105,13 @@ def days(table: Costs, base: Flags, prior: float) -> Days:
     columns = base.any(axis=0)
     if columns.sum() < FEWEST_CAMPAIGNS or base.sum(axis=1).max() < 2:
         return Days(Spread(prior**2, 1e6))
-    known, means = base[:, columns], np.where(base, table.means, 0.0)[:, columns]
-    counts, shifts, levels = known.sum(axis=1), np.zeros(known.shape[1]), np.zeros(len(known))
-    for _ in range(1 if known.all() else SWEEPS):
-        levels = (means - known * shifts).sum(axis=1) / np.maximum(counts, 1)
-        shifts = (means - known * levels[:, None]).sum(axis=0) / known.sum(axis=0)
+    measured, means = base[:, columns], np.where(base, table.means, 0.0)[:, columns]
+    counts, shifts, levels = measured.sum(axis=1), np.zeros(measured.shape[1]), np.zeros(len(measured))
+    for _ in range(1 if measured.all() else SWEEPS):
+        levels = (means - measured * shifts).sum(axis=1) / np.maximum(counts, 1)
+        shifts = (means - measured * levels[:, None]).sum(axis=0) / measured.sum(axis=0)
         shifts -= shifts.mean()
-    squares = ((means - levels[:, None] - shifts) ** 2 * known).sum(axis=1)
+    squares = ((means - levels[:, None] - shifts) ** 2 * measured).sum(axis=1)
     freedom = len(shifts) - 1
     # One shift per campaign is fitted from all cells: each cell loses its part of those degrees of freedom.
     share = 1 - freedom / max(int(np.maximum(counts - 1, 0).sum()), freedom)
@@ -163,14 +163,14 @@ def differences(
         between = days(history, history.known, prior)
     campaigns = base.sum(axis=1)
     cost, middle = (
-        each[:, new] - np.where(base, each, 0.0).sum(axis=1) / campaigns
-        for each in (table.means, table.medians)
+        figures[:, new] - np.where(base, figures, 0.0).sum(axis=1) / campaigns
+        for figures in (table.means, table.medians)
     )
     variance, freedom, spreads = _noise(table, base, new, between)
-    known = np.isfinite(variance)
+    has_noise = np.isfinite(variance)
     shared: Change | None = None
     own: list[Change | None] = [None] * len(cost)
-    if known.sum() >= FEWEST_CELLS:
+    if has_noise.sum() >= FEWEST_CELLS:
         shared, own = _shared(cost, middle, variance, freedom, between, 1 + 1 / float(np.median(campaigns)))
     every = []
     for cell in range(len(cost)):
@@ -180,11 +180,11 @@ def differences(
         total = alone + common if alone else max(common, variance[cell])
         errors = alone**2 / freedom[cell] + common**2 / between.shift.freedom
         whole = change(
-            float(cost[cell]), float(middle[cell]), total, total**2 / errors if known[cell] else 1.0
+            float(cost[cell]), float(middle[cell]), total, total**2 / errors if has_noise[cell] else 1.0
         )
         spread = spreads.get(cell)
         every.append(Difference(whole, own[cell], math.sqrt(spread.variance) if spread else None))
-    return Differences(every, shared, int(known.sum()), between)
+    return Differences(every, shared, int(has_noise.sum()), between)
 
 
 def _noise(table: Costs, base: Flags, new: int, between: Days) -> tuple[Floats, Floats, dict[int, Spread]]:
@@ -249,22 +249,24 @@ def _shared(
 def significant(every: Mapping[Key, Difference]) -> dict[Key, list[Change]]:
     """The changes (whole, own) that are statistically significant among all, by name."""
     both = {
-        (name, number): each
+        (name, number): tested
         for name, of in every.items()
-        for number, each in enumerate((of.whole, of.own))
-        if each
+        for number, tested in enumerate((of.whole, of.own))
+        if tested
     }
-    kept = discoveries({key: each.p for key, each in both.items() if each.p is not None}, FALSE_DISCOVERIES)
-    return {name: [both[name, number] for number in (0, 1) if (name, number) in kept] for name in every}
+    discovered = discoveries(
+        {key: tested.p for key, tested in both.items() if tested.p is not None}, FALSE_DISCOVERIES
+    )
+    return {name: [both[name, number] for number in (0, 1) if (name, number) in discovered] for name in every}
 
 
 def beyond(changes: Sequence[Change], bound: float) -> int:
     """1 where an interval and the difference of medians exceed `bound` (a cost), -1 where they are below its
     negative, else 0. One slow process among few repeats moves the mean: the median must agree."""
-    for each in changes:
-        least, most = each.ends or (0.0, 0.0)
-        if min(least, each.middle) > bound:
+    for tested in changes:
+        least, most = tested.ends or (0.0, 0.0)
+        if min(least, tested.middle) > bound:
             return 1
-        if max(most, each.middle) < -bound:
+        if max(most, tested.middle) < -bound:
             return -1
     return 0

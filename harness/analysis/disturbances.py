@@ -8,18 +8,15 @@ may have raised without any effect here, give notes. A condition yields both.
 from __future__ import annotations
 
 import math
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import TypeVar
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
 
 from harness.analysis import gpu_sharing, speculation, throttling, traffic
-from harness.analysis.columns import Cell, Disturbance
-from harness.analysis.warnings import ALL, DISTURBANCES, Flag, Warnings
+from harness.analysis.warnings import ALL, Flag, Warnings
 from harness.base.text import plural
+from harness.records.common import Conditions
 from harness.records.kinds import Record, done_of, loaded_of, memory_of, served_elsewhere
 from harness.records.measured import Surface
-from harness.records.parts import Conditions
 
 CONTENTION_TOLERANCE = 0.05  # of threads x time; a quiet machine has 0.1%
 CONTENTION_FLOOR_NS = 50_000_000  # one or two normal waits are a large share of a very short run
@@ -38,17 +35,10 @@ REFAULT_TOLERANCE = 0.05  # of the model
 PAGED_IN_FLOOR_BYTES = 4 << 20
 PAGED_IN_TOLERANCE = 0.01  # of the weights that each step reads; the warm-up has read them all
 SUSPENDED_FLOOR_NS = 10_000_000  # the two clocks are read to 1 ms
-NAMED_CPUS = 0.1  # a process that used fewer CPUs than this is not named
 
-T = TypeVar("T")
 Pressure = Mapping[str, float]
 Condition = Callable[[Record], Iterable[Flag]]
 """A condition of validity of a repeat: the flags that it raises, faults and notes."""
-
-
-def faults_of(conditions: Sequence[Condition], record: Record) -> list[Flag]:
-    """What makes a record's measurement invalid, in the order of the conditions."""
-    return [flag for condition in conditions for flag in condition(record) if flag.invalidates == ALL]
 
 
 def suspended(record: Record) -> Iterator[Flag]:
@@ -146,7 +136,9 @@ DEVICE: tuple[Condition, ...] = (throttling.conditions, gpu_sharing.conditions)
 
 def disturbances(record: Record) -> list[Flag]:
     """Each disturbance that makes a finished repeat invalid."""
-    return faults_of((*CONDITIONS, *DEVICE), record)
+    return [
+        flag for condition in (*CONDITIONS, *DEVICE) for flag in condition(record) if flag.invalidates == ALL
+    ]
 
 
 def _conditions(record: Record) -> Conditions:
@@ -266,58 +258,3 @@ def oversubscribed(record: Record) -> bool:
     """Whether it has more threads than this machine has CPUs, which then wait for each other."""
     cpus = record["machine"].get("usable_cpus")
     return cpus is not None and record["threads"] > cpus
-
-
-# Attempts at a repeat that was disturbed.
-
-
-@dataclass(frozen=True)
-class BusyProcess:
-    """The process that used most CPU time while repeats were disturbed: on average `cpus` of `of_cpus`."""
-
-    name: str
-    pid: int
-    cpus: float
-    of_cpus: int
-
-
-def disturbance_summary(
-    cells: Iterable[Cell], busiest: BusyProcess | None = None, busy: bool = False
-) -> str | None:
-    """How many repeats stayed disturbed, why, and what to do, in one sentence; None: none did.
-
-    `cells`: rows of dataset.cell_rows.per_cell. `busy`: the user wants the machine measured as it is.
-    """
-    rows = [row for row in cells if row.get("kind") == "measured"]
-    kinds = Counter(kind for row in rows for kind in row["stayed_disturbed"])
-    stayed, of = kinds.total(), sum(row["repeats"] for row in rows)
-    if not stayed:
-        return None
-    (kind, _), *_ = kinds.most_common(1)
-    if busiest and busiest.cpus >= NAMED_CPUS and kind in ("cpu", "warmup"):
-        cpus = f"{busiest.cpus:.1f} of {busiest.of_cpus} CPUs"
-        why = f"`{busiest.name}` (pid {busiest.pid}) used {cpus} meanwhile"
-        advice = "close it, or lower `threads`"
-    else:
-        why, advice = DISTURBANCES[kind]
-    which = f"{stayed} of {plural(of, 'repeat')} stayed disturbed"
-    if busy:
-        again = "once the machine is quiet, run the same command with --retry-failed in place of --busy"
-        return f"provisional: {which}: {why}; for figures that count, {again}"
-    return f"{which}: {why}; {advice}, then run again with --retry-failed"
-
-
-def disturbance_kind(faults: Sequence[Flag]) -> Disturbance | None:
-    """The first disturbance, if all reasons are disturbances; None otherwise."""
-    kinds = [reason.disturbance for reason in faults]
-    return kinds[0] if kinds and None not in kinds else None
-
-
-def counting(attempts: Sequence[T], usable: Callable[[T], bool], disturbed: Callable[[T], object]) -> T:
-    """The attempt at a repeat that counts: the latest, or, if it was disturbed, the latest usable one if any.
-
-    `attempts`: oldest first.
-    """
-    latest = attempts[-1]
-    usables = (attempt for attempt in reversed(attempts) if usable(attempt))
-    return next(usables, latest) if disturbed(latest) else latest

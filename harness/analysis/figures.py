@@ -63,7 +63,7 @@ class Figure:
     `energy.joules / energy.tokens`; empty: its name. `read`: computes it from a row's columns instead.
     `compared`: its value where runs are compared, also in rows of searches and scores. `ends`: the key of its
     95% interval. `pool`: how the figures of a cell's repeats become one; last: the last repeat's, or a figure
-    that repeat_figures.py computes; again: read from the pooled columns. `csv`: the CSV files that have it.
+    that cell_intervals.py computes; again: read from the pooled columns. `csv`: the CSV files that have it.
 
     `family`: the threshold of compare that applies; empty: it is not compared. `whole`: not compared for a
     `grow` workload, which may run longer. `inverse`: name and unit of 1,000 over it, for tools that know
@@ -122,16 +122,16 @@ class Figure:
 
     def number(self, row: Row) -> float | None:
         """The figure of a row, as tables show it."""
-        found = row.get(self.name)
-        return found if isinstance(found, (int, float)) else None
+        value = row.get(self.name)
+        return value if isinstance(value, (int, float)) else None
 
     def value(self, row: AnyRow) -> float | None:
         """The figure of a row of a repeat, a search or a score, as runs are compared; None: none, or not
         positive."""
         if self.whole and row.get("workload") == "grow":
             return None
-        found = self.compared(row) if self.compared else self.number(row)
-        return float(found) if found is not None and found > 0 else None
+        value = self.compared(row) if self.compared else self.number(row)
+        return float(value) if value is not None and value > 0 else None
 
     def error(self, row: AnyRow) -> float | None:
         """The relative standard error within a repeat, from blocks of tokens; None: too few blocks."""
@@ -188,10 +188,14 @@ def _perplexity(row: AnyRow) -> float | None:
 
 def _pass_ms(row: Repeat, n: int) -> float | None:
     """Time of a pass over n tokens at an empty cache: measured, or on the line between its neighbours."""
-    passes = [each for each in row["passes"] if each["depth"] == 0]
+    passes = [prefill_pass for prefill_pass in row["passes"] if prefill_pass["depth"] == 0]
     if not passes or not passes[0]["n"] <= n <= passes[-1]["n"]:
         return None
-    return float(np.interp(n, [each["n"] for each in passes], [each["ms"] for each in passes]))
+    return float(
+        np.interp(
+            n, [prefill_pass["n"] for prefill_pass in passes], [prefill_pass["ms"] for prefill_pass in passes]
+        )
+    )
 
 
 def _pp512(row: Repeat) -> float | None:
@@ -503,15 +507,15 @@ def row_of(judged: JudgedRepeat) -> Repeat:
 
 def pooled(rows: Sequence[Row]) -> dict[str, float | None]:
     """The medians and maxima over a cell's repeats."""
-    found: dict[str, float | None] = {}
+    medians: dict[str, float | None] = {}
     for figure in FIGURES:
         if figure.pool in ("median", "max"):
             values = [value for row in rows if (value := figure.number(row)) is not None]
             if figure.pool == "max":
-                found[figure.name] = max(filter(None, values), default=None)
+                medians[figure.name] = max(filter(None, values), default=None)
             else:
-                found[figure.name] = statistics.median(values) if values else None
-    return found
+                medians[figure.name] = statistics.median(values) if values else None
+    return medians
 
 
 def again(row: Row) -> dict[str, object]:
@@ -527,7 +531,7 @@ def of_section(name: str, section: object) -> dict[str, object]:
 
 
 def empty_cell() -> Cell:
-    """A cell of which nothing is known: every figure is null, every count 0, every list empty."""
+    """A cell of which nothing is known: every figure is None, every count 0, every list empty."""
     types: Mapping[str, Any] = get_type_hints(Cell)
     lists = {name: list[object]() for name, of in types.items() if get_origin(of) is list}
     counts = ("repeats", "repeats_ok", "disturbed_attempts")

@@ -1,25 +1,23 @@
-"""What makes a repeat suspect, one function a flag."""
+"""Flags for what is wrong with a series, from the series and the ceiling alone. Pure."""
 
 from __future__ import annotations
 
 import hashlib
 from bisect import bisect_left, bisect_right
-from collections.abc import Mapping, MutableMapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import cast
 
 import numpy as np
 
-from harness.analysis.columns import Flagged, LimitFigures
+from harness.analysis.columns import LimitFigures
 from harness.analysis.line_fit import Floats
-from harness.analysis.repeat_figures import LATE_SECOND, SWEEP, Analysis, Drift, jump, plateau
+from harness.analysis.machine_drift import Drift
+from harness.analysis.repeat_figures import LATE_SECOND, SWEEP, Analysis, jump, plateau
 from harness.analysis.warnings import Flag, Warnings
 from harness.base.text import list_named, plural
 from harness.records.kinds import Record, done_of, loaded_of
-from harness.records.measured import Routing
-from harness.records.tables import Ints
+from harness.records.token_times import Ints
 from harness.theory import floors
-from harness.theory.layer_parts import distinct_share
 
 # Flags for what is wrong with a series: codes and sentences, from the series and the ceiling alone. Pure.
 
@@ -38,8 +36,8 @@ DRIFTED = 0.01  # share; a drift between the windows below this is no news
 class Limit:
     """The least time that the higher ceiling allows.
 
-    `B_ms`: to read the weights once. `slope_ms`: per token of context; null: no limit. `first_ms`: for the
-    first token, where it reads less than a later step; null: as B_ms. `declared_slope_ms`: per token of
+    `B_ms`: to read the weights once. `slope_ms`: per token of context; None: no limit. `first_ms`: for the
+    first token, where it reads less than a later step; None: as B_ms. `declared_slope_ms`: per token of
     context, with the cache read as the stack declares, which may be more than once.
     """
 
@@ -67,33 +65,33 @@ class Limit:
     def shares(
         self, B_ms: float | None, W: float | None, identifiable: bool
     ) -> tuple[float | None, float | None]:
-        """Shares of the ceiling that B and W reach; null where there is no figure or no limit."""
+        """Shares of the ceiling that B and W reach; None where there is no figure or no limit."""
         allows = self.W_tokens_per_ms
         B_share = self.B_ms / B_ms if self.B_ms and B_ms and B_ms > 0 else None
         return B_share, W / allows if W and allows and identifiable else None
 
 
 def flags(
-    found: Analysis,
+    analysis: Analysis,
     limit: Limit | None = None,
     expected_tokens: int | None = None,
     kv_read: str | None = None,
     first_token: bool = True,
 ) -> list[Flag]:
-    """All flags of one series. `expected_tokens`: how many were requested; null: not known.
+    """All flags of one series. `expected_tokens`: how many were requested; None: not known.
 
     `kv_read`: as the stack declares it. With a static cache (`full`) a step may read more than prefill does.
     With a sliding window (`window`) latency is flat past the window. `first_token`: whether it may be
     compared with later steps.
     """
-    raised = _first_token(found) if first_token and kv_read != "full" else []
-    raised += [*_shape(found, kv_read == "window"), *_line(found)]
-    count, sweep = found.figures["n_tokens"] or 0, found.figures["shape"] == SWEEP
+    raised = _first_token(analysis) if first_token and kv_read != "full" else []
+    raised += [*_shape(analysis, kv_read == "window"), *_line(analysis)]
+    count, sweep = analysis.figures["n_tokens"] or 0, analysis.figures["shape"] == SWEEP
     if expected_tokens is not None and count != expected_tokens and not sweep:
         tokens = plural(count, "token")
         raised.append(Warnings.early_stop.flag(tokens=tokens, expected=expected_tokens))
     if limit is not None:
-        raised += _faster_than(found, limit)
+        raised += _faster_than(analysis, limit)
     return raised
 
 
@@ -123,7 +121,7 @@ def machine_drift(drift: Drift | None) -> list[Flag]:
 
 
 def digest(series: Ints | Floats) -> str | None:
-    """Equal for series that are equal to the last digit; null where there is one value or none."""
+    """Equal for series that are equal to the last digit; None where there is one value or none."""
     return hashlib.sha256(np.ascontiguousarray(series).tobytes()).hexdigest() if len(series) > 1 else None
 
 
@@ -158,8 +156,8 @@ def same_changes(changes: Mapping[str, int | None]) -> dict[str, Flag]:
     return raised
 
 
-def _first_token(found: Analysis) -> list[Flag]:
-    first, second, settled = found.figures.get("first_token_ms"), found.second_ms, found.settled_ms
+def _first_token(analysis: Analysis) -> list[Flag]:
+    first, second, settled = analysis.figures.get("first_token_ms"), analysis.second_ms, analysis.settled_ms
     if first is None or second is None or settled is None or first >= floors.UNSYNCHRONISED * settled:
         return []
     late = f"; the second took {second:.0f}: the clock was read before the device was done"
@@ -184,52 +182,55 @@ def past_warm_up(record: Record, latency_ns: Ints) -> list[Flag]:
     return [Warnings.slower_at_new_lengths.flag(seen=seen, new=new, tokens=warmed, why=why)]
 
 
-def _line(found: Analysis) -> list[Flag]:
+def _line(analysis: Analysis) -> list[Flag]:
     """Points that the line leaves out, and why it may have no interval."""
-    raised, figures = [], found.figures
-    if found.late_ms is not None and found.settled_ms is not None:
-        raised.append(Warnings.late_second_token.flag(gap=found.late_ms, later=found.settled_ms))
+    raised, figures = [], analysis.figures
+    if analysis.late_ms is not None and analysis.settled_ms is not None:
+        raised.append(Warnings.late_second_token.flag(gap=analysis.late_ms, later=analysis.settled_ms))
     if figures["plain_B_ms"] is not None:
         W = figures["plain_W_tokens_per_ms"]
         plain = f"B {figures['plain_B_ms']:.2f} ms" + (
             f", W {W:,.0f}" if W and figures["W_identifiable"] else ""
         )
         raised.append(Warnings.spikes_left_out.flag(line=plain))
-    if found.copied:
-        raised.append(Warnings.repeated_blocks.flag(copies=found.copied, tokens=figures["n_tokens"]))
-    if found.bends:
+    if analysis.copied:
+        raised.append(Warnings.repeated_blocks.flag(copies=analysis.copied, tokens=figures["n_tokens"]))
+    if analysis.bends:
         raised.append(Warnings.bends.flag())
     return raised
 
 
-def _shape(found: Analysis, slides: bool) -> list[Flag]:
-    level = found.figures["median_ms"]
-    if found.shape is None or level is None:
+def _shape(analysis: Analysis, slides: bool) -> list[Flag]:
+    level = analysis.figures["median_ms"]
+    if analysis.shape is None or level is None:
         return []
-    if flat := plateau(found.shape, level):
+    if flat := plateau(analysis.shape, level):
         return [] if slides else [Warnings.plateau_past_window.flag(n=flat.from_n - 1)]
-    if levels := jump(found.shape):
-        at = found.shape.segments[1].from_n
+    if levels := jump(analysis.shape):
+        at = analysis.shape.segments[1].from_n
         return [Warnings.drift.flag(before=levels[0], after=levels[1], n=at)]
-    if found.halves and found.shape.name in ONE_LINE:
-        one, two = found.halves
+    if analysis.halves and analysis.shape.name in ONE_LINE:
+        one, two = analysis.halves
         B, rises = (one.B_ms, two.B_ms), (one.slope_ms * 1e3, two.slope_ms * 1e3)
         return [Warnings.halves_differ.flag(first_B=B[0], second_B=B[1], first=rises[0], second=rises[1])]
     return []
 
 
-def _faster_than(found: Analysis, limit: Limit) -> list[Flag]:
+def _faster_than(analysis: Analysis, limit: Limit) -> list[Flag]:
     raised = []
     allowed = limit.B_ms / CEILING_TOLERANCE
-    if found.fastest_ms is not None and found.fastest_ms < allowed:
-        took = f"{found.fastest_ms:.2f} ms"
+    if analysis.fastest_ms is not None and analysis.fastest_ms < allowed:
+        took = f"{analysis.fastest_ms:.2f} ms"
         raised.append(Warnings.faster_than_limit.flag(took=took, least=limit.B_ms))
     first_ms = limit.B_ms if limit.first_ms is None else limit.first_ms
-    first_token_ms = found.figures.get("first_token_ms")
+    first_token_ms = analysis.figures.get("first_token_ms")
     if first_token_ms is not None and first_token_ms < first_ms / CEILING_TOLERANCE:
         first = Warnings.first_token_faster_than_limit
         raised.append(first.flag(took=first_token_ms, least=first_ms))
-    W, most = found.figures["W_tokens_per_ms"] if found.figures["W_identifiable"] else None, found.steepest_ms
+    W, most = (
+        analysis.figures["W_tokens_per_ms"] if analysis.figures["W_identifiable"] else None,
+        analysis.steepest_ms,
+    )
     if W and limit.slope_ms and most is not None and most < limit.slope_ms / CEILING_TOLERANCE:
         raised.append(_slope(W, limit.slope_ms))
     return raised
@@ -243,109 +244,3 @@ def rotary_notes(record: Record) -> list[Flag]:
     """A flag where llama.cpp rotates positions differently from the model's config.json."""
     off = record["model"]["weights"].get("yarn_difference")
     return [Warnings.yarn_rounded.flag(off=off)] if off else []
-
-
-# The choices of a mixture's routers, and how well its speed represents real text. Pure.
-
-
-PINNED = 0.5  # fewer than this share of the experts that an even choice is expected to use
-
-
-def routing_notes(record: Record) -> list[Flag]:
-    """Flags where random routers choose more evenly than trained ones, or one repeated token was measured."""
-    found = done_of(record).get("routing")
-    if not found or not found["layers"] or not found["tokens"]:
-        return []
-    raised = []
-    if record["model"]["weights"].get("synthetic"):
-        fixed = "; steps were fed fixed ids, not those with the highest logit, which may repeat"
-        fed = fixed if done_of(record).get("fed") else ""
-        raised.append(Warnings.synthetic_routing.flag(busiest=busiest(found), fed=fed))
-    used, expected = distinct(found), expected_distinct(found)
-    if used < PINNED * expected:
-        steps, different, experts = found["tokens"], found["distinct_tokens"], found["experts"]
-        numbers = {"steps": steps, "different": different, "experts": experts}
-        raised.append(Warnings.pinned_experts.flag(used=used, expected=expected, **numbers))
-    return raised
-
-
-def busiest(found: Routing) -> float:
-    """How often a layer's most chosen expert was chosen, over its mean expert: the mean of the layers."""
-    shares = [max(counts) * len(counts) / sum(counts) for counts in found["layers"] if sum(counts)]
-    return sum(shares) / len(shares) if shares else 1.0
-
-
-def distinct(found: Routing) -> float:
-    """Experts that were chosen at least once, the mean of the layers."""
-    return sum(sum(count > 0 for count in counts) for counts in found["layers"]) / len(found["layers"])
-
-
-def expected_distinct(found: Routing) -> float:
-    """The same, if each step had chosen uniformly."""
-    used = sum(map(sum, found["layers"])) / len(found["layers"]) / found["tokens"]
-    return found["experts"] * distinct_share(found["experts"], round(used), found["tokens"])
-
-
-# Withhold B and W where a row's data do not determine them: null next to their intervals, with a flag. Pure.
-#
-# The one rule for every output: B is known where its 95% interval reaches at most 10% to each side, W where
-# the interval of the slope does not hold zero. Published figures are shown as published.
-
-
-WIDE = 0.10  # share of B, to each side
-OF_B = ("B_ms", "robust_B_ms", "plain_B_ms", "B_as_w16_ms", "B_ratio", "B_measured_ratio")
-OF_W = (
-    *("W_tokens_per_ms", "robust_W_tokens_per_ms", "plain_W_tokens_per_ms"),
-    *("W_ratio", "W_measured_ratio", "W_declared_ratio", "W_declared_measured_ratio"),
-)
-OF_LINE = (
-    *(Warnings.late_second_token.name, Warnings.spikes_left_out.name, Warnings.repeated_blocks.name),
-    *(Warnings.bends.name, Warnings.B_not_identifiable.name),
-)
-"""Codes of the flags on what B and W rest on."""
-
-
-def B_known(row: Flagged) -> bool:
-    """Whether the interval of B is narrow enough; false without an interval."""
-    B_ms, ends = row["B_ms"], row["B_ci95_ms"]
-    if B_ms is None or ends is None:
-        return False
-    low, high = ends
-    return low is not None and high is not None and high - low <= 2 * WIDE * B_ms
-
-
-def withhold(row: Flagged, repeats: Sequence[Flagged] = ()) -> None:
-    """Make B and W null where they are not known, with all that follows from them, and flag the B.
-
-    `repeats`: of a cell. Where they are too few for an interval of their own, B is known if each of them
-    knows it.
-    """
-    figures = cast(MutableMapping[str, object], row)
-    if row["B_ms"] is None or figures.get("kind") == "reported":
-        return
-    several = len(repeats) > 1 and row["B_ci95_ms"] is None
-    if not (all(map(B_known, repeats)) if several else B_known(row)):
-        row["flags"] = [*row["flags"], _flag(row, repeats if several else [row]).row()]
-        figures.update(dict.fromkeys(figures.keys() & OF_B))
-        figures["segments"] = [{**part, "B_ms": None} for part in row["segments"]]
-    if not row["W_identifiable"]:
-        figures.update(dict.fromkeys(figures.keys() & OF_W))
-        if len(row["segments"]) == 1:  # the line of the row
-            figures["segments"] = [{**part, "W_tokens_per_ms": None} for part in row["segments"]]
-
-
-def _flag(row: Flagged, measured: Sequence[Flagged]) -> Flag:
-    """B of a row that rests on the intervals of `measured`."""
-    ends = [f"{_interval(each['B_ci95_ms'])} ms" for each in measured if each["B_ci95_ms"]]
-    interval = f"its {row['n_tokens']:,} tokens give no interval"
-    if ends:
-        interval = f"95% interval{'s of its repeats' * (len(ends) > 1)} {' and '.join(ends)}"
-    tpot = ""
-    if row["median_ms"] is not None and row["median_n"] is not None:
-        tpot = f"; the median TPOT is {row['median_ms']:.4g} ms at {row['median_n']:,} tokens of context"
-    return Warnings.B_not_identifiable.flag(interval=interval, tpot=tpot)
-
-
-def _interval(ends: Sequence[float | None]) -> str:
-    low, high = ends
-    return f"< {high:.2f}" if low is None else f"{low:.2f} to {high:.2f}"

@@ -11,7 +11,8 @@ from harness.analysis.throttling import read, to_the_end
 from harness.analysis.warnings import Flag, Warnings
 from harness.machine.sensor_values import GPU_OTHERS, GPU_OTHERS_COLUMN
 from harness.records.kinds import Record, memory_of, served_elsewhere
-from harness.records.measured import EndFacts, OthersOnGpu, Surface
+from harness.records.measured import EndFacts, Surface
+from harness.records.sensed import OthersOnGpu
 
 # Of the device's time. Contexts take turns, so that a mean is longer by as much. A desktop's compositor takes
 # 1 to 5% and more only in short bursts, which a mean over the timed part holds down.

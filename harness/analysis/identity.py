@@ -32,7 +32,7 @@ def identity(record: Record) -> Identity:
 
 def computes(record: Record) -> str | None:
     """What decides logits besides the options: packages, the runner's code, and the weights by their content;
-    null where it never got ready to run."""
+    None where it never got ready to run."""
     if not (environment := record.get("environment")):
         return None
     known = [environment.get("lock"), environment.get("runner"), weights_content(record)]
@@ -57,18 +57,18 @@ def device(record: Record) -> str | None:
 
 
 def recorded_gpu(record: Record) -> Gpu | None:
-    """The GPU it ran on, of all that the machine has; null for a CPU or a server, and where several may be
+    """The GPU it ran on, of all that the machine has; None for a CPU or a server, and where several may be
     meant."""
     on, gpus = device(record), record["machine"].get("gpus") or []
     if on in ("cpu", SERVER):
         return None
-    of = [each for each in gpus if each.get("uuid") == on] or gpus
+    of = [gpu for gpu in gpus if gpu.get("uuid") == on] or gpus
     return of[0] if len(of) == 1 else None
 
 
 def weights(record: Record) -> str:
     """`synthetic`, or where the weights come from (path, hub); `none` for a stack that loads none."""
-    given = record["model"]["weights"]
-    if record.get("loaded") and given["kind"] == "synthetic" and "fingerprint" not in given:
+    stored = record["model"]["weights"]
+    if record.get("loaded") and stored["kind"] == "synthetic" and "fingerprint" not in stored:
         return "none"
-    return "synthetic" if given.get("synthetic", given["kind"] == "synthetic") else str(given["kind"])
+    return "synthetic" if stored.get("synthetic", stored["kind"] == "synthetic") else str(stored["kind"])

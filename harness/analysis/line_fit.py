@@ -127,12 +127,12 @@ def interval_of_points(x: Floats, ms: Floats) -> Interval | None:
     )
 
 
-def _reaching(x: Floats, ms: Floats, known: Interval) -> Interval:
+def _reaching(x: Floats, ms: Floats, around: Interval) -> Interval:
     """The interval; where zero context is far from all positions, with any B up to the latency measured."""
     if x[0] <= FAR * np.ptp(x):
-        return known
-    B_half = max(known.B_half_ms, float(ms.mean()), abs(known.centre.B_ms))
-    return replace(known, B_half_ms=B_half)
+        return around
+    B_half = max(around.B_half_ms, float(ms.mean()), abs(around.centre.B_ms))
+    return replace(around, B_half_ms=B_half)
 
 
 def differing_halves(x: Floats, ms: Floats) -> tuple[Line, Line] | None:

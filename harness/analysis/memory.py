@@ -17,9 +17,10 @@ from harness.analysis import traffic
 from harness.analysis.columns import Cell, Ended, VramSource
 from harness.analysis.memory_growth import Columns, MemoryGrowth, memory_growth_row, sampled
 from harness.records.kinds import Record, done_of, loaded_of, memory_of, served_elsewhere
-from harness.records.measured import Counters, EndFacts, Mark, PeakAllocator, Reported
+from harness.records.measured import Counters, EndFacts, Mark, PeakAllocator
 from harness.records.parts import Allocator, StackFacts
-from harness.records.tables import TokenTimes
+from harness.records.published import Reported
+from harness.records.token_times import TokenTimes
 
 PARTS = ("weights", "kv", "compute", "workspace", "slack", "runtime")
 OF_CELL = (
@@ -223,10 +224,10 @@ def _on_device(
     workspace = None if allocated is None else max(0, allocated - (weights or 0) - (kv or 0))
     slack = None if allocated is None or reserved is None else reserved - allocated
     reported = {"weights": weights, "kv": kv, "compute": compute, "workspace": workspace, "slack": slack}
-    known = [part for part in reported.values() if part is not None]
-    if total is None or not known or sum(known) > total:  # nothing remains for the driver
+    sizes = [part for part in reported.values() if part is not None]
+    if total is None or not sizes or sum(sizes) > total:  # nothing remains for the driver
         return _moment(total, reported)
-    return _moment(total, reported | {"runtime": total - sum(known)}, ("runtime",))
+    return _moment(total, reported | {"runtime": total - sum(sizes)}, ("runtime",))
 
 
 def _moment(

@@ -11,7 +11,7 @@ from typing_extensions import TypedDict
 from harness.analysis.line_fit import Floats
 from harness.records.kinds import Record, done_of, loaded_of
 from harness.records.parts import Allocator
-from harness.records.tables import TokenTimes
+from harness.records.token_times import TokenTimes
 
 Columns = Mapping[str, Sequence[Any]]
 
@@ -39,8 +39,8 @@ def memory_growth_row(record: Record, times: TokenTimes, samples: Columns) -> Me
         reason = "its cache is allocated when it is loaded"
     else:
         if steps := done.get("memory_steps"):  # tokens held, and bytes allocated by the stack's allocator
-            held = np.asarray(steps, dtype=float)
-            slope = _line(held[:, 0], held[:, 1], free=0)
+            tokens_held = np.asarray(steps, dtype=float)
+            slope = _line(tokens_held[:, 0], tokens_held[:, 1], free=0)
         else:
             slope = _line(*_of_samples(record, times, samples), _free(record))
         if slope is None:

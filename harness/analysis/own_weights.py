@@ -13,7 +13,8 @@ from typing import Any
 
 from harness.analysis.traffic import nominal_bits
 from harness.base.text import plural
-from harness.records.kinds import Depth, Record
+from harness.records.checked import Depth
+from harness.records.kinds import Record
 
 CACHE_TYPES = ("type_k", "type_v")
 # (types by name, bound): the mean relative error that arithmetic explains. Kernels of llama.cpp round

@@ -50,15 +50,15 @@ def changes(rounds: Mapping[str, Sequence[float]], confidence: float = CONFIDENC
     spread of the differences is moderated over the pairs. `confidence`: of the intervals."""
     spreads = {name: within([values]) for name, values in rounds.items()}
     usual = moderated(spreads)
-    found = {}
+    by_name = {}
     for name, values in rounds.items():
         variance, freedom = math.inf, 1.0
         if own := spreads[name]:
             variance, freedom = usual[name].variance, usual[name].freedom
             if own.far_beyond(usual[name]):
                 variance = own.variance
-        found[name] = change(fmean(values), median(values), variance / len(values), freedom, confidence)
-    return found
+        by_name[name] = change(fmean(values), median(values), variance / len(values), freedom, confidence)
+    return by_name
 
 
 def discoveries(p: Mapping[Key, float], false: float) -> set[Key]:

@@ -20,7 +20,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from harness.analysis import repeat_figures
+from harness.analysis import cell_intervals
 from harness.analysis.line_fit import Floats, students_half
 from harness.analysis.prefill_fit import Estimate, Fit, estimated, fitted
 
@@ -74,12 +74,12 @@ class Passes:
 
     @cached_property
     def _medians(self) -> Floats:
-        found = np.full((int(self.process.max()) + 1, len(self.lengths)), np.nan)
-        for process, of_one in enumerate(found):
+        medians = np.full((int(self.process.max()) + 1, len(self.lengths)), np.nan)
+        for process, of_one in enumerate(medians):
             for place, length in enumerate(self.lengths):
                 if len(ms := self.ms[(self.process == process) & (self.n == length)]):
                     of_one[place] = np.median(ms)
-        return found
+        return medians
 
     @cached_property
     def _levels(self) -> Floats:
@@ -140,33 +140,33 @@ def analyse(passes: Passes, chunk: int | None = None, changes_after: int | None 
         raise ValueError("a pass has no positive latency")
     lengths, processes = passes.lengths, passes.of_processes
     medians = passes.medians
-    found = Prefill(len(np.unique(passes.rounds)), int(lengths[0]), int(lengths[-1]))
-    found = replace(found, steps=steps(lengths, medians))
+    prefill = Prefill(len(np.unique(passes.rounds)), int(lengths[0]), int(lengths[-1]))
+    prefill = replace(prefill, steps=steps(lengths, medians))
     single = lengths <= chunk if chunk else np.ones(len(lengths), dtype=bool)
     fit = None
     if single.sum() < FEWEST:
-        found = replace(found, ridge_reason=f"fewer than {FEWEST} lengths within one pass")
+        prefill = replace(prefill, ridge_reason=f"fewer than {FEWEST} lengths within one pass")
     else:
         start = kernel_start(lengths[single], medians[single])
         kernel = np.flatnonzero(single)[start:]
         fit = fitted(lengths[kernel], medians[kernel], processes[:, kernel])
-        found = _figures(found, fit, lengths[kernel])
+        prefill = _figures(prefill, fit, lengths[kernel])
     longer = np.flatnonzero(lengths >= chunk if chunk else ~single)
     of_prompts = None
     if len(longer) >= FEWEST:
         of_prompts = fitted(lengths[longer], medians[longer], processes[:, longer], bends=False)
     if of_prompts is not None and of_prompts.quadratic:
-        found = replace(found, quadratic_ms=float(of_prompts.coefficients[0, 2]))
+        prefill = replace(prefill, quadratic_ms=float(of_prompts.coefficients[0, 2]))
     first = []
     for target in TARGETS:
         if lengths[0] <= target <= lengths[-1]:
             first.append(_measured(target, passes))
-        elif reason := _no_basis(target, found, fit or of_prompts, changes_after):
+        elif reason := _no_basis(target, prefill, fit or of_prompts, changes_after):
             first.append(FirstToken(target, reason=reason))
         else:
             of_series = _extrapolated(target, fit, of_prompts, chunk)
             first.append(FirstToken(target, estimated(of_series), "extrapolated"))
-    return replace(found, first_tokens=tuple(first))
+    return replace(prefill, first_tokens=tuple(first))
 
 
 def kernel_start(n: Floats, ms: Floats) -> int:
@@ -199,35 +199,35 @@ def steps(n: Floats, ms: Floats) -> tuple[Step, ...]:
         return ()
     logs = np.log(ms)
     usual = STEP_SIGMAS * 1.4826 * float(np.median(np.abs(np.diff(logs, 2)))) / math.sqrt(6)
-    found = []
+    jumps = []
     for at in range(1, len(n)):
         before, after = logs[max(at - 2, 0) : at], logs[at : at + 2]
         up = float(after.min() - before.max() - math.log(n[at] / n[at - 1]))
         down = float(before.min() - after.max())
         if max(up, down) > max(STEP, usual):
-            found.append(Step(int(n[at]), float(ms[at] - ms[at - 1])))
-    return tuple(found)
+            jumps.append(Step(int(n[at]), float(ms[at] - ms[at - 1])))
+    return tuple(jumps)
 
 
-def _figures(found: Prefill, fit: Fit, n: Floats) -> Prefill:
+def _figures(prefill: Prefill, fit: Fit, n: Floats) -> Prefill:
     """Plateau, slope and ridge of one kernel, or the reason why there is no ridge."""
     plateau, slope = estimated(fit.coefficients[:, 0]), estimated(fit.coefficients[:, 1])
     quadratic, longest = float(fit.coefficients[0, 2]), float(n[-1])
-    found = replace(found, kernel_from_n=int(n[0]))
+    prefill = replace(prefill, kernel_from_n=int(n[0]))
     if slope.value * n[0] > SLOPES_SHARE * plateau.value:
         reason = f"the shortest pass, of {n[0]:.0f} tokens, is no plateau: latency already grows"
-        return replace(found, slope=slope, ridge_reason=reason)
-    found = replace(found, plateau=plateau)
+        return replace(prefill, slope=slope, ridge_reason=reason)
+    prefill = replace(prefill, plateau=plateau)
     is_rising = slope.ends is not None and (slope.ends[0] or 0.0) > 0
     if not is_rising or fit.at(longest)[0] < (1 + RISE) * plateau.value:
-        return replace(found, ridge_reason=f"not reached: latency hardly grows up to {longest:.0f} tokens")
-    found = replace(found, slope=slope, quadratic_ms=quadratic if fit.quadratic else None)
+        return replace(prefill, ridge_reason=f"not reached: latency hardly grows up to {longest:.0f} tokens")
+    prefill = replace(prefill, slope=slope, quadratic_ms=quadratic if fit.quadratic else None)
     ridge = estimated(fit.ridges)
     if ridge.value > longest:
         share = (slope.value * longest + quadratic * longest**2) / plateau.value
         reason = f"not reached: at {longest:.0f} tokens computing takes {share:.0%} of the plateau"
-        return replace(found, ridge_reason=reason)
-    return replace(found, ridge=_within(ridge, found.longest_n))
+        return replace(prefill, ridge_reason=reason)
+    return replace(prefill, ridge=_within(ridge, prefill.longest_n))
 
 
 def _within(ridge: Estimate, longest: int) -> Estimate:
@@ -236,18 +236,18 @@ def _within(ridge: Estimate, longest: int) -> Estimate:
     return replace(ridge, ends=(low, None)) if high is not None and high > longest else ridge
 
 
-def _no_basis(target: int, found: Prefill, fit: Fit | None, changes_after: int | None) -> str | None:
+def _no_basis(target: int, prefill: Prefill, fit: Fit | None, changes_after: int | None) -> str | None:
     """Why the time of `target` tokens cannot be extrapolated; None: it can."""
-    longest = found.longest_n
-    if target < found.shortest_n:
-        return f"the shortest measured pass has {found.shortest_n:,} tokens"
-    if fit is None or found.slope is None:
-        return found.ridge_reason
+    longest = prefill.longest_n
+    if target < prefill.shortest_n:
+        return f"the shortest measured pass has {prefill.shortest_n:,} tokens"
+    if fit is None or prefill.slope is None:
+        return prefill.ridge_reason
     if changes_after is not None and longest <= changes_after < target:
         return f"past {changes_after:,} tokens the stack runs another kernel, which was not measured"
     if target <= FURTHEST * longest:
         return None
-    if found.quadratic_ms is None:
+    if prefill.quadratic_ms is None:
         return f"too far from the {longest:,} tokens measured, which do not show what attention adds"
     return None if target <= FURTHEST_QUADRATIC * longest else f"too far from the {longest:,} tokens measured"
 
@@ -289,7 +289,7 @@ def _median_half(values: Floats) -> float:
 
 def by_depth(repeats: Sequence[Mapping[str, Sequence[int]]]) -> dict[int, Passes]:
     """The passes of some prefill.parquet of one cell by depth, each file of another process."""
-    found: dict[int, list[Floats]] = {}
+    passes_at: dict[int, list[Floats]] = {}
     rounds = 0
     for process, columns in enumerate(filter(None, repeats)):
         depth, n, took, own = (
@@ -297,9 +297,9 @@ def by_depth(repeats: Sequence[Mapping[str, Sequence[int]]]) -> dict[int, Passes
         )
         passes = np.stack([n, took / 1e6, own + rounds, np.full(len(n), process)])
         rounds += int(own.max()) + 1
-        for each in np.unique(depth):
-            found.setdefault(int(each), []).append(passes[:, depth == each])
-    joined = {depth: np.hstack(passes) for depth, passes in found.items()}
+        for length in np.unique(depth):
+            passes_at.setdefault(int(length), []).append(passes[:, depth == length])
+    joined = {depth: np.hstack(passes) for depth, passes in passes_at.items()}
     return {
         depth: Passes(n, ms, rounds_of, np.unique(process, return_inverse=True)[1].ravel())
         for depth, (n, ms, rounds_of, process) in joined.items()
@@ -310,7 +310,7 @@ def between_processes(
     cells: Sequence[Mapping[int, Prefill]], campaigns: Sequence[tuple[str, str]]
 ) -> list[dict[int, Prefill]]:
     """The analyses by depth of some cells, with intervals of the mean process: as those of tok/s, from the
-    spread of processes in the campaign of each, see repeat_figures.intervals."""
+    spread of processes in the campaign of each, see cell_intervals.intervals."""
     estimates = [
         {(depth, name): estimate for depth, of in cell.items() for name, estimate in _estimates(of).items()}
         for cell in cells
@@ -318,7 +318,7 @@ def between_processes(
     widened: list[dict[tuple[int, str], Estimate]] = [{} for _ in cells]
     for key in dict.fromkeys(key for of_cell in estimates for key in of_cell):
         samples = [of_cell[key].sample() if key in of_cell else None for of_cell in estimates]
-        between = repeat_figures.intervals(samples, campaigns)
+        between = cell_intervals.intervals(samples, campaigns)
         for of_cell, wider, sample, ends in zip(estimates, widened, samples, between, strict=True):
             if sample:  # one process keeps its own interval where its campaign gives none
                 keeps = ends is None and len(sample.values) == 1
@@ -340,8 +340,8 @@ def between_processes(
     ]
 
 
-def _estimates(found: Prefill) -> dict[str, Estimate]:
+def _estimates(prefill: Prefill) -> dict[str, Estimate]:
     """The figures with an interval, by name; a TTFT by its tokens."""
-    named = {"plateau": found.plateau, "slope": found.slope, "ridge": found.ridge}
-    named |= {str(first.n): first.ms for first in found.first_tokens}
+    named = {"plateau": prefill.plateau, "slope": prefill.slope, "ridge": prefill.ridge}
+    named |= {str(first.n): first.ms for first in prefill.first_tokens}
     return {name: estimate for name, estimate in named.items() if estimate}

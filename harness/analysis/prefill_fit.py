@@ -8,8 +8,8 @@ from statistics import fmean
 
 import numpy as np
 
+from harness.analysis.cell_intervals import Sample
 from harness.analysis.line_fit import CONFIDENCE, Floats
-from harness.analysis.repeat_figures import Sample
 
 FEWEST_PAST = 3  # lengths from the bend on
 BENDS = 40  # candidates for it
@@ -35,7 +35,9 @@ class Estimate:
 
     def sample(self) -> Sample:
         """Its logarithm in each process, around the fit of all."""
-        logs = [math.log(each) for each in self.processes if 0 < each < math.inf] or [math.log(self.value)]
+        logs = [math.log(process) for process in self.processes if 0 < process < math.inf] or [
+            math.log(self.value)
+        ]
         moved = math.log(self.value) - fmean(logs)
         away = (abs(math.log(end / self.value)) for end in self.ends or () if end and end > 0)
         return Sample([log + moved for log in logs], max(away, default=0.0))

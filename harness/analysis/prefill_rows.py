@@ -31,11 +31,11 @@ def analysed(record: Record, depths: Mapping[int, Passes]) -> dict[int, Prefill]
     header = stacks().get(record["stack"])
     option = header.options.get("n_ubatch") if header else None
     chunk = (record.get("options") or {}).get("n_ubatch") or (option and option.default)
-    found = {}
+    by_depth = {}
     for depth, passes in sorted(depths.items()):
         ahead = [after for after, _ in _kernel_changes(record) if depth == least and after >= passes.n.max()]
-        found[depth] = analyse(passes, chunk if isinstance(chunk, int) else None, min(ahead, default=None))
-    return found
+        by_depth[depth] = analyse(passes, chunk if isinstance(chunk, int) else None, min(ahead, default=None))
+    return by_depth
 
 
 def row(
@@ -113,17 +113,17 @@ def faster_than_possible(record: Record, depths: Mapping[int, Passes], bandwidth
     return [Warnings.prefill_faster_than_limit.flag(passes=which + more)]
 
 
-def _at_depth(depth: int, passes: Passes, found: Prefill) -> PrefillDepth:
+def _at_depth(depth: int, passes: Passes, prefill: Prefill) -> PrefillDepth:
     return {
         "depth": depth,
-        "longest_n": found.longest_n,
-        "longest_ms": passes.median_ms(found.longest_n),
-        "kernel_from_n": found.kernel_from_n,
-        "plateau_ms": _value(found.plateau),
-        "slope_ms": _value(found.slope),
-        "ridge_n": _value(found.ridge),
-        "ridge_ci95": _ends(found.ridge),
-        "ridge_reason": found.ridge_reason,
+        "longest_n": prefill.longest_n,
+        "longest_ms": passes.median_ms(prefill.longest_n),
+        "kernel_from_n": prefill.kernel_from_n,
+        "plateau_ms": _value(prefill.plateau),
+        "slope_ms": _value(prefill.slope),
+        "ridge_n": _value(prefill.ridge),
+        "ridge_ci95": _ends(prefill.ridge),
+        "ridge_reason": prefill.ridge_reason,
     }
 
 
@@ -131,13 +131,13 @@ def _kernel_changes(record: Record) -> list[tuple[int, str]]:
     """Known changes of kernel of the variant: the longest pass before, and what follows."""
     header = stacks().get(record["stack"])
     changes = header.kernel_changes if header else ()
-    return [(each.longest, each.then) for each in changes if each.variant in record["variant"]]
+    return [(change.longest, change.then) for change in changes if change.variant in record["variant"]]
 
 
-def _is_seen(found: Prefill, after: int) -> bool:
+def _is_seen(prefill: Prefill, after: int) -> bool:
     """Whether the sweep shows this change: a step there, or where the last kernel begins."""
-    at_step = any(step.n == after + 1 for step in found.steps)
-    start = found.kernel_from_n
+    at_step = any(step.n == after + 1 for step in prefill.steps)
+    start = prefill.kernel_from_n
     return at_step or (start is not None and start > 1 and abs(start - after - 1) <= NEAR)
 
 
@@ -151,13 +151,13 @@ def _utilisation(
     """MFU and MBU at lengths that double, and at the longest."""
     if needs is None:
         return []
-    found: list[Utilisation] = []
+    rows: list[Utilisation] = []
     lengths = passes.lengths
-    wanted = {float(2**power) for power in range(24)} | {float(lengths[-1])}
-    for length in lengths[np.isin(lengths, list(wanted))]:
+    lengths_shown = {float(2**power) for power in range(24)} | {float(lengths[-1])}
+    for length in lengths[np.isin(lengths, list(lengths_shown))]:
         took = passes.median_ms(length) / 1e3
         work = floors.cost(needs, Pass(int(length), depth))
-        found.append(
+        rows.append(
             {
                 "n": int(length),
                 "ms": took * 1e3,
@@ -166,7 +166,7 @@ def _utilisation(
                 "mbu_measured": work.bytes / took / bandwidth if bandwidth else None,
             }
         )
-    return found
+    return rows
 
 
 def _floors(
@@ -185,7 +185,7 @@ def _floors(
 
 
 def _comparison(
-    found: Prefill,
+    prefill: Prefill,
     needs: Demand | None,
     ceiling: Ceiling | None,
     theory: float | None,
@@ -193,24 +193,26 @@ def _comparison(
 ) -> str | None:
     """How the measured ridge differs from theory's (lm_head on the last token), and what makes it differ: the
     ridge is the plateau over the time of a token, so its ratio is the ratio of both."""
-    if needs is None or ceiling is None or theory is None or found.slope is None:
+    if needs is None or ceiling is None or theory is None or prefill.slope is None:
         return None
     read_ms = needs.weight_bytes_per_token / ceiling.bytes_per_s * 1e3
     token_ms = 2e3 * needs.layer_params / ceiling.flops
     changes = ", ".join(f"past {plural(after, 'token')} {what}" for after, what in seen)
     rate = f"at {ceiling.flops / 1e12:.0f} TFLOP/s"
-    why = f"a further token takes {found.slope.value / token_ms:.1f} times its computing {rate}"
-    if found.plateau:
-        why = f"the plateau takes {found.plateau.value / read_ms:.1f} times the reading of the weights, {why}"
+    why = f"a further token takes {prefill.slope.value / token_ms:.1f} times its computing {rate}"
+    if prefill.plateau:
+        why = (
+            f"the plateau takes {prefill.plateau.value / read_ms:.1f} times the reading of the weights, {why}"
+        )
     why += f"; the stack changes {changes}" if changes else ""
-    if not found.ridge:
-        return f"{found.ridge_reason}; in theory {theory:.0f}: {why}"
-    both = f"({found.ridge.value:.0f}, theory {theory:.0f})"
-    low, high = found.ridge.ends or (math.inf, 0.0)  # no interval: it holds nothing
+    if not prefill.ridge:
+        return f"{prefill.ridge_reason}; in theory {theory:.0f}: {why}"
+    both = f"({prefill.ridge.value:.0f}, theory {theory:.0f})"
+    low, high = prefill.ridge.ends or (math.inf, 0.0)  # no interval: it holds nothing
     agrees = (low or 0.0) <= theory <= (math.inf if high is None else high)
-    if agrees or abs(found.ridge.value / theory - 1) < SAME:
+    if agrees or abs(prefill.ridge.value / theory - 1) < SAME:
         return f"close to theory {both}, where both roofs differ alike: {why}"
-    return f"{'later' if found.ridge.value > theory else 'earlier'} than in theory {both}: {why}"
+    return f"{'later' if prefill.ridge.value > theory else 'earlier'} than in theory {both}: {why}"
 
 
 def _value(estimate: Estimate | None) -> float | None:

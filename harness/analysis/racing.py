@@ -112,7 +112,9 @@ class Race:
         """Drop settings that cannot be worth it or are behind the leader, then all but the better half."""
         self._looked += 1
         last = self._looked == len(self.looks)
-        changes = {each: change_of(self.differences(each, self.reference)) for each in self.remaining}
+        changes = {
+            setting: change_of(self.differences(setting, self.reference)) for setting in self.remaining
+        }
         alive = [setting for setting, change in changes.items() if self._hopeful(setting, change, last)]
         alive.sort(key=lambda setting: changes[setting].cost)
         if alive:
@@ -213,12 +215,12 @@ class Search:
     def results(self) -> list[Result]:
         """The defaults, then every setting in the order measured. The gain of the best setting is from the
         last race alone: that of the race it was chosen in is too high on average."""
-        every = dict.fromkeys(each for race in self.races for each in (DEFAULTS, *race.settings))
-        return [self._result(each) for each in every]
+        every = dict.fromkeys(setting for race in self.races for setting in (DEFAULTS, *race.settings))
+        return [self._result(setting) for setting in every]
 
     def _result(self, setting: Setting) -> Result:
         races = [self.final] if self.final and setting in self.final.settings else self.races
-        differences = [each for race in races for each in race.differences(setting, DEFAULTS)]
+        differences = [difference for race in races for difference in race.differences(setting, DEFAULTS)]
         costs = [cost for race in races for cost in race.costs(setting)]
         change = change_of(differences)
         failed = any(setting in race.given_up for race in races)
@@ -227,8 +229,10 @@ class Search:
     def _next(self) -> None:
         """Begin the race of the next option with something to try, else the last one."""
         while self._options:
-            settings = [changed(self.best, each, self._base) for each in self._options.pop(0)]
-            settings = [each for each in dict.fromkeys(settings) if each not in (DEFAULTS, self.best)]
+            settings = [changed(self.best, values, self._base) for values in self._options.pop(0)]
+            settings = [
+                setting for setting in dict.fromkeys(settings) if setting not in (DEFAULTS, self.best)
+            ]
             if settings:
                 self._begin(self.best, settings, looks(FIRST_LOOK, self._rounds))
                 return

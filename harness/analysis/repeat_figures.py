@@ -1,35 +1,31 @@
-"""The figures of one repeat's latencies: B, W, drift, intervals."""
+"""Analyse one per-token series: line, interval, shape, spikes, first token. Pure.
+
+`n` is a token's position as its log counts it: from 1 here, from 0 in the published series, unshifted. The
+first token is prefill and is treated separately.
+"""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from statistics import fmean, median
-from typing import Literal, cast
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import cast
 
 import numpy as np
-import scipy
 from numpy.typing import NDArray
 
 from harness.analysis.columns import (
-    AtDepthRow,
-    CellFigures,
     Ends,
     Figures,
     LineFigures,
-    Repeat,
     SegmentRow,
     no_spikes,
 )
 from harness.analysis.copied_blocks import copies
 from harness.analysis.line_fit import (
     BLOCK,
-    CONFIDENCE,
     Floats,
     Interval,
     Line,
-    block_spread,
     blocks,
     differing_halves,
     fitted,
@@ -37,11 +33,10 @@ from harness.analysis.line_fit import (
     interval_of_points,
     least_squares,
     robust,
-    students_half,
 )
+from harness.analysis.machine_drift import Drift, without_drift
 from harness.analysis.shape import FLAT, Segment, Shape, is_flat, shape_of
 from harness.analysis.spikes import running_median, spike_places, spikes_of
-from harness.analysis.spread import Spread, moderated, pooled, within
 from harness.analysis.windows import bends
 
 # Analyse one per-token series: line, interval, shape, spikes, first token. Pure.
@@ -75,7 +70,7 @@ class Analysis:
     `drift`: of the machine, which B and W are freed of. `late_ms`: the gap before the second token, where it
     belongs to prefill: no other figure includes it. `copied`: latencies that repeat earlier ones in blocks.
     `bends`: no line describes a sweep. `halves`: the lines through its halves, where they differ beyond noise
-    and by as much as a robust line does. `steepest_ms`: the upper end of the slope's interval; null where it
+    and by as much as a robust line does. `steepest_ms`: the upper end of the slope's interval; None where it
     is not reliable.
     """
 
@@ -104,27 +99,27 @@ def empty_figures(n_tokens: int | None, first_token_ms: float | None = None) -> 
     return cast(Figures, {**dict.fromkeys(Figures.__annotations__), **known})
 
 
-def averages(found: Figures, ms: Floats) -> Figures:
+def averages(figures: Figures, ms: Floats) -> Figures:
     """What holds where passes give several tokens each: tokens after the first burst, over the time after it.
     No latency of a single token, and none of an edge, which may cut a pass in two. `ms`: of these tokens."""
     return {
-        **empty_figures(found["n_tokens"], found.get("first_token_ms")),
-        "last_n": found["last_n"],
+        **empty_figures(figures["n_tokens"], figures.get("first_token_ms")),
+        "last_n": figures["last_n"],
         "tokens_per_s": float(1e3 / ms.mean()) if len(ms) else None,
     }
 
 
-def line_figures(line: Line | None, known: Interval | None, identifiable: bool) -> LineFigures:
+def line_figures(line: Line | None, around: Interval | None, identifiable: bool) -> LineFigures:
     """B and W with their intervals.
 
-    An interval of a latency never reaches below zero: such an end is null (open). W_ci95 is the inverse of
-    the slope's interval; its high end is null where the slope may be zero.
+    An interval of a latency never reaches below zero: such an end is None (open). W_ci95 is the inverse of
+    the slope's interval; its high end is None where the slope may be zero.
     """
     B_ci95 = slope_ci95 = None
-    if known:
-        centre = known.centre
-        B_ci95 = positive(centre.B_ms - known.B_half_ms, centre.B_ms + known.B_half_ms)
-        slope_ci95 = [centre.slope_ms - known.slope_half_ms, centre.slope_ms + known.slope_half_ms]
+    if around:
+        centre = around.centre
+        B_ci95 = positive(centre.B_ms - around.B_half_ms, centre.B_ms + around.B_half_ms)
+        slope_ci95 = [centre.slope_ms - around.slope_half_ms, centre.slope_ms + around.slope_half_ms]
     return {
         "B_ms": line.B_ms if line else None,
         "B_ci95_ms": B_ci95,
@@ -136,11 +131,11 @@ def line_figures(line: Line | None, known: Interval | None, identifiable: bool) 
     }
 
 
-def rate_ci95(tokens_per_s: float, known: Interval | None) -> Ends | None:
+def rate_ci95(tokens_per_s: float, around: Interval | None) -> Ends | None:
     """Interval of the rate over all decode tokens, from the interval of their mean latency."""
-    if known is None:
+    if around is None:
         return None
-    mean, half = 1e3 / tokens_per_s, known.mean_half_ms
+    mean, half = 1e3 / tokens_per_s, around.mean_half_ms
     return [1e3 / (mean + half), 1e3 / (mean - half) if half < mean else None]
 
 
@@ -158,12 +153,12 @@ def _rows(shape: Shape, level_ms: float) -> list[SegmentRow]:
 
 
 def positive(low: float, high: float) -> Ends | None:
-    """Interval of a positive quantity: open below where it reaches zero; null where all of it is below."""
+    """Interval of a positive quantity: open below where it reaches zero; None where all of it is below."""
     return None if high <= 0 else [low if low > 0 else None, high]
 
 
 def inverse(slope: Sequence[float]) -> Ends | None:
-    """Interval of W from an interval of the slope; null where the whole interval is not positive."""
+    """Interval of W from an interval of the slope; None where the whole interval is not positive."""
     low, high = slope
     return None if high <= 0 else [1 / high, 1 / low if low > 0 else None]
 
@@ -183,7 +178,7 @@ def analyse(n: Floats, ms: Floats, control_ms: Floats | None = None, plain: bool
     n, ms = (np.asarray(each[1:], dtype=float) for each in (n, ms))
     if len(ms) < 2:
         return Analysis(empty)
-    freed, drift = _without_drift(n - 1, ms, control_ms)
+    freed, drift = without_drift(n - 1, ms, control_ms)
     second, settled = float(ms[0]), float(np.median(ms[SETTLED]))
     late = not plain and len(ms) > FEWEST_LATER and second > max(LATE_SECOND * settled, float(ms[1:].max()))
     if late:
@@ -193,15 +188,15 @@ def analyse(n: Floats, ms: Floats, control_ms: Floats | None = None, plain: bool
     every = least_squares(x, freed)
     line, freed = (every, freed) if plain or usual is None else _without_spikes(x, ms, usual, freed, every)
     copied = copies(ms)
-    known, steady = None if copied else interval(x, freed), robust(x, freed)
-    shape = shape_of(n, freed, known)
-    known = drift.widened(known) if known and drift else known
+    around, steady = None if copied else interval(x, freed), robust(x, freed)
+    shape = shape_of(n, freed, around)
+    around = drift.widened(around) if around and drift else around
     halves = None if copied else differing_halves(x, freed)
     rate, has_edges = float(1e3 / ms.mean()), len(ms) + 1 >= 2 * EDGE_TOKENS
-    identifiable = _identifiable(known, shape, level) and not (drift and drift.explains_rise)
+    identifiable = _identifiable(around, shape, level) and not (drift and drift.explains_rise)
     figures: Figures = {
         **empty,
-        **line_figures(line, known, identifiable),
+        **line_figures(line, around, identifiable),
         "last_n": int(n[-1]),
         "shape": shape.name,
         "segments": _rows(shape, level),
@@ -210,7 +205,7 @@ def analyse(n: Floats, ms: Floats, control_ms: Floats | None = None, plain: bool
         "median_ms": level,
         "median_n": int(np.median(x)),
         "tokens_per_s": rate,
-        "tokens_per_s_ci95": rate_ci95(rate, known),
+        "tokens_per_s_ci95": rate_ci95(rate, around),
         "start_tokens_per_s": float(1e3 / ms[:EDGE_TOKENS].mean()) if has_edges else None,
         "end_tokens_per_s": float(1e3 / ms[-EDGE_TOKENS:].mean()) if has_edges else None,
         "slow_from_n": _lasting(n, ms if usual is None else usual),
@@ -229,7 +224,7 @@ def analyse(n: Floats, ms: Floats, control_ms: Floats | None = None, plain: bool
         copied=copied,
         halves=halves if halves and _differ(*halves) else None,
         fastest_ms=level if usual is None else float(usual.min()),
-        steepest_ms=None if _bends_up(x, freed) else _steepest_ms(known, shape, level),
+        steepest_ms=None if _bends_up(x, freed) else _steepest_ms(around, shape, level),
     )
 
 
@@ -247,8 +242,8 @@ def _starts(n: Floats) -> NDArray[np.intp]:
 
 def _sweep(n: Floats, ms: Floats) -> Analysis:
     """Points at some positions; neighbouring tokens are one point. None of them is a first token."""
-    known = np.isfinite(ms)
-    n, ms = n[known], ms[known]
+    measured = np.isfinite(ms)
+    n, ms = n[measured], ms[measured]
     starts = _starts(n)
     sizes = np.diff(starts, append=len(n))
     x, y = np.add.reduceat(n - 1, starts) / sizes, np.add.reduceat(ms, starts) / sizes
@@ -319,8 +314,8 @@ def check(n: Floats, ms: Floats) -> None:
         raise Unusable(f"the latency at n = {n[at]:.0f} is {ms[at]:g} ms")
 
 
-def _identifiable(known: Interval | None, shape: Shape, level: float) -> bool:
-    if known is None or shape.name in ("flat", "short") or known.centre.slope_ms <= known.slope_half_ms:
+def _identifiable(around: Interval | None, shape: Shape, level: float) -> bool:
+    if around is None or shape.name in ("flat", "short") or around.centre.slope_ms <= around.slope_half_ms:
         return False
     if shape.name != "mode change":
         return True
@@ -345,7 +340,7 @@ def both_flat(shape: Shape, level: float) -> bool:
 
 
 def jump(shape: Shape | None) -> tuple[float, float] | None:
-    """The levels in ms before and after a jump that the workload does not explain; null: no jump.
+    """The levels in ms before and after a jump that the workload does not explain; None: no jump.
 
     The level changes by over a tenth of the line's rise (of flat segments: by over 2%), while the slope
     stays or changes in proportion: the machine's speed changed.
@@ -365,7 +360,7 @@ def jump(shape: Shape | None) -> tuple[float, float] | None:
 
 
 def plateau(shape: Shape | None, level: float) -> Segment | None:
-    """The flat segment after a rising one, the sign of a KV cache that rolled over; else null."""
+    """The flat segment after a rising one, the sign of a KV cache that rolled over; else None."""
     if shape is None or shape.name != "mode change":
         return None
     first, second = shape.segments
@@ -376,22 +371,22 @@ def plateau(shape: Shape | None, level: float) -> Segment | None:
 
 
 def _change_of_mode(shape: Shape, level: float) -> int | None:
-    """The n where the mode changes; null for other shapes and for a cache that rolled over."""
+    """The n where the mode changes; None for other shapes and for a cache that rolled over."""
     if not level or shape.name != "mode change" or plateau(shape, level) is not None:
         return None
     return shape.segments[1].from_n
 
 
-def _steepest_ms(known: Interval | None, shape: Shape, level: float) -> float | None:
-    """Upper end of the slope's interval, in ms per token of context; null where latency hardly rises.
+def _steepest_ms(around: Interval | None, shape: Shape, level: float) -> float | None:
+    """Upper end of the slope's interval, in ms per token of context; None where latency hardly rises.
 
     Not for a series that bends upwards: a host that is slower than its device up to some position makes the
     line of a correct series too flat. A correct series that hardly rises may also have any slope.
     """
-    if known is None:
+    if around is None:
         return None
-    whole = Segment(shape.segments[0].from_n, shape.segments[-1].to_n, known.centre)
-    return None if is_flat(whole, level) else known.centre.slope_ms + known.slope_half_ms
+    whole = Segment(shape.segments[0].from_n, shape.segments[-1].to_n, around.centre)
+    return None if is_flat(whole, level) else around.centre.slope_ms + around.slope_half_ms
 
 
 def _differ(line: Line, steady: Line) -> bool:
@@ -400,244 +395,7 @@ def _differ(line: Line, steady: Line) -> bool:
 
 
 def _lasting(n: Floats, usual: Floats) -> int | None:
-    """The position from which latency stays above 50 ms; null: never."""
+    """The position from which latency stays above 50 ms; None: never."""
     fast = np.flatnonzero(usual <= SLOW_MS)
     start = int(fast[-1]) + 1 if len(fast) else 0
     return int(n[start]) if start < len(n) else None
-
-
-# How much did the machine slow down along a run, and what do B and W become without it? Pure.
-#
-# The first tokens are decoded again after the timed part: the same work, so only the machine differs. The
-# machine is assumed to change in proportion to time between the two windows, as a device does that warms at a
-# constant rate for the length of a run. The rates are in docs/validation.md, the script is
-# benchmarks/validity/drift.py.
-
-
-MEANS_OF = 16  # tokens; their ratios are taken as independent
-FEWEST_MEANS = 3
-EXPLAINED = 0.25  # share of the line's rise that drift may explain, for W to be identifiable
-
-
-@dataclass(frozen=True)
-class Drift:
-    """`share`: rise of latency from the first window to the second, as a fraction; `half`: of its 95%
-    interval. `moved`: the line that a drift of 1 would add. `explains_rise`: it is so large a part of the
-    line's rise that W is not identifiable."""
-
-    share: float
-    half: float
-    moved: Line
-    explains_rise: bool
-
-    @property
-    def ends(self) -> list[float]:
-        return [self.share - self.half, self.share + self.half]
-
-    @property
-    def significant(self) -> bool:
-        return abs(self.share) > self.half
-
-    def widened(self, known: Interval) -> Interval:
-        """The interval, wider by what an error of the drift moves the line."""
-        return replace(
-            known,
-            B_half_ms=math.hypot(known.B_half_ms, self.half * self.moved.B_ms),
-            slope_half_ms=math.hypot(known.slope_half_ms, self.half * self.moved.slope_ms),
-        )
-
-
-def _without_drift(x: Floats, ms: Floats, control_ms: Floats | None) -> tuple[Floats, Drift | None]:
-    """The latencies without the drift, and the drift; as they are without 48 tokens decoded again. Medians
-    of 16 ratios of the same token's latencies ignore spikes; Student's t over the medians."""
-    if control_ms is None or not FEWEST_MEANS * MEANS_OF <= len(control_ms) <= len(ms):
-        return ms, None
-    count = len(control_ms)
-    logs = np.median(blocks(np.log(control_ms / ms[:count]), MEANS_OF), axis=1)
-    share = math.expm1(float(logs.mean()))
-    # Time at each token since the first, over the time from one window's middle to that of the other.
-    at = np.cumsum(ms)
-    passed = at / (at[-1] + float(ms.mean()) * count / 2 - at[:count].mean())
-    steady = ms / (1 + share * passed)
-    rise = least_squares(x, ms).slope_ms * float(np.ptp(x))
-    explains_rise = abs(share) * float(np.median(ms)) > EXPLAINED * abs(rise)
-    moved = least_squares(x, steady * passed)
-    return steady, Drift(share, (1 + share) * students_half(logs), moved, explains_rise)
-
-
-# 95% confidence intervals of a cell's figures, with the spread estimated over its whole campaign. Pure.
-#
-# Repeats are processes and differ more than tokens within one process. A cell has few repeats, usually
-# three; its campaign has more (see spread.py).
-
-
-FEWEST_FREEDOM = 2  # with one degree Student's t is 12.7: the interval would exclude almost nothing
-
-
-@dataclass(frozen=True)
-class Sample:
-    """One figure of a cell's repeats, on a scale where cells have similar spreads.
-
-    `within`: half the interval of their mean by the noise within the repeats alone; 0: unknown. `figure`:
-    converts back from that scale.
-    """
-
-    values: Sequence[float]
-    within: float = 0.0
-    figure: Callable[[float], float] = math.exp
-
-    def ends(self, spread: Spread) -> tuple[float, float]:
-        """Interval of the mean, never narrower than the noise within the repeats makes it."""
-        half = max(_half(spread) / math.sqrt(len(self.values)), self.within)
-        return self.figure(fmean(self.values) - half), self.figure(fmean(self.values) + half)
-
-
-def _half(spread: Spread) -> float:
-    """Half-width of the interval of one value."""
-    return float(scipy.special.stdtrit(spread.freedom, (1 + CONFIDENCE) / 2)) * math.sqrt(spread.variance)
-
-
-def of_cells(cells: Sequence[Sequence[Repeat]]) -> list[CellFigures]:
-    """Means of B and of the slope per cell, and the intervals of B, slope and tok/s (geometric mean).
-
-    `cells`: the rows of each cell's repeats. Where the campaign has too few repeats to estimate run-to-run
-    noise, a single repeat keeps the interval from its blocks of tokens, which ignores that noise; several
-    repeats have no interval.
-    """
-    campaigns = list(map(campaign_of, cells))
-    of = [intervals([sample(cell) for cell in cells], campaigns) for sample in (_B, _rate, _slope)]
-    return [_figures(cell, *ends) for cell, *ends in zip(cells, *of, strict=True)]
-
-
-def rates_at_depths(cells: Sequence[Sequence[Repeat]]) -> list[dict[int, Ends | None]]:
-    """The intervals of tok/s by depth, of the geometric mean over repeats; see `of_cells`."""
-    campaigns = list(map(campaign_of, cells))
-    rows = [[at for row in cell for at in (row["depths"] or {"at": []})["at"]] for cell in cells]
-    found: list[dict[int, Ends | None]] = [{} for _ in cells]
-    for depth in sorted({at["depth"] for of_cell in rows for at in of_cell}):
-        here = [[at for at in of_cell if at["depth"] == depth] for of_cell in rows]
-        between = intervals([_at_depth(repeats) for repeats in here], campaigns)
-        for of_cell, repeats, ends in zip(found, here, between, strict=True):
-            if ends or len(repeats) == 1:
-                of_cell[depth] = list(ends) if ends else repeats[0]["tokens_per_s_ci95"]
-    return found
-
-
-def _at_depth(repeats: Sequence[AtDepthRow]) -> Sample | None:
-    if not repeats:
-        return None
-    spreads = []
-    for at in repeats:
-        low = (at["tokens_per_s_ci95"] or [None])[0]
-        if low:
-            t = float(scipy.special.stdtrit(at["windows"] - 1, (1 + CONFIDENCE) / 2))
-            spreads.append(Spread((math.log(at["tokens_per_s"] / low) / t) ** 2, at["windows"] - 1))
-    return Sample([math.log(at["tokens_per_s"]) for at in repeats], _within(spreads, len(repeats)))
-
-
-def campaign_of(cell: Sequence[Repeat]) -> tuple[str, str]:
-    """The pool of a cell: the campaign that measured it first, and its status."""
-    return min(cell, key=lambda row: str(row["started_utc"]))["campaign"], cell[-1]["status"]
-
-
-def intervals(
-    samples: Sequence[Sample | None], campaigns: Sequence[tuple[str, str]]
-) -> list[tuple[float, float] | None]:
-    """The 95% interval of each sample's mean; null where its campaign has too few repeats. The samples are of
-    one figure; null: a cell without it. `campaigns`: the pool of each, see `campaign_of`."""
-    found: list[tuple[float, float] | None] = [None] * len(samples)
-    for campaign in dict.fromkeys(campaigns):
-        members = {
-            number: sample
-            for number, (of, sample) in enumerate(zip(campaigns, samples, strict=True))
-            if of == campaign and sample
-        }
-        own = {number: within([sample.values]) for number, sample in members.items()}
-        for number, drawn in moderated(own).items():
-            mine = own[number]
-            disturbed = mine is not None and mine.far_beyond(drawn)
-            spread = Spread(mine.variance, drawn.freedom) if mine and disturbed else drawn
-            if spread.freedom >= FEWEST_FREEDOM:
-                found[number] = members[number].ends(spread)
-    return found
-
-
-def _B(cell: Sequence[Repeat]) -> Sample | None:
-    rows = [row for row in cell if row["B_ms"] is not None]
-    known = [B_ms for row in rows if (B_ms := row["B_ms"]) is not None]
-    if not known or min(known) <= 0:
-        return None
-    halves = []
-    for row, B_ms in zip(rows, known, strict=True):
-        low, high = row["B_ci95_ms"] or (None, None)
-        half = None if high is None else high - B_ms if low is None else (high - low) / 2
-        halves.append(half and half / B_ms)
-    return Sample([math.log(B_ms) for B_ms in known], _blocks(rows, halves))
-
-
-def _rate(cell: Sequence[Repeat]) -> Sample | None:
-    rows = [row for row in cell if row["tokens_per_s"] is not None]
-    rates = [rate for row in rows if (rate := row["tokens_per_s"]) is not None]
-    if not rows:
-        return None
-    lows = [(row["tokens_per_s_ci95"] or [None])[0] for row in rows]
-    halves = [
-        rate / low - 1 if low else None for rate, low in zip(rates, lows, strict=True)
-    ]  # of the latency
-    return Sample([math.log(rate) for rate in rates], _blocks(rows, halves))
-
-
-def _slope(cell: Sequence[Repeat]) -> Sample | None:
-    """The slope as a share of the cell's latency added over a run. No logarithm: a slope may be negative."""
-    rows = [row for row in cell if row["slope_ms"] is not None]
-    if not rows:
-        return None
-    one = median(row["median_ms"] or 0.0 for row in rows) / median(row["n_tokens"] or 0 for row in rows)
-    known = [row["slope_ci95_ms"] for row in rows]
-    halves = [(ends[1] - ends[0]) / 2 / one if ends else None for ends in known]
-    shares = [slope / one for row in rows if (slope := row["slope_ms"]) is not None]
-    return Sample(shares, _blocks(rows, halves), lambda share: share * one)
-
-
-def _blocks(rows: Sequence[Repeat], halves: Sequence[float | None]) -> float:
-    """Half the interval of the mean from blocks of tokens, from half of each repeat's own interval."""
-    known = [
-        spread
-        for row, half in zip(rows, halves, strict=True)
-        if half is not None and (spread := block_spread(half, row["n_tokens"] or 0))
-    ]
-    return _within(known, len(rows))
-
-
-def _within(spreads: Sequence[Spread], repeats: int) -> float:
-    """Half the interval of the mean of so many repeats from the spread within them; 0 where none is known."""
-    return _half(pooled(spreads)) / math.sqrt(repeats) if spreads else 0.0
-
-
-def _figures(
-    cell: Sequence[Repeat],
-    B: tuple[float, float] | None,
-    rate: tuple[float, float] | None,
-    slope: tuple[float, float] | None,
-) -> CellFigures:
-    """A lone repeat keeps the intervals of its own where its campaign gives none."""
-    alone = cell[0] if len(cell) == 1 else None
-    slope_ms = _mean(cell, "slope_ms")
-    found: CellFigures = {
-        "B_ms": _mean(cell, "B_ms"),
-        "B_ci95_ms": [*B] if B else alone and alone["B_ci95_ms"],
-        "slope_ms": slope_ms,
-        "slope_ci95_ms": [*slope] if slope else alone and alone["slope_ci95_ms"],
-        "W_tokens_per_ms": alone and alone["W_tokens_per_ms"],
-        "W_ci95": inverse(slope) if slope else alone and alone["W_ci95"],
-        "W_identifiable": all(row["W_identifiable"] for row in cell) and (slope is None or slope[0] > 0),
-        "tokens_per_s_ci95": [*rate] if rate else alone and alone["tokens_per_s_ci95"],
-    }
-    if slope_ms is not None and slope_ms > 0:
-        found["W_tokens_per_ms"] = 1 / slope_ms
-    return found
-
-
-def _mean(cell: Sequence[Repeat], key: Literal["B_ms", "slope_ms"]) -> float | None:
-    known = [value for row in cell if (value := row[key]) is not None]
-    return fmean(known) if known else None

@@ -43,8 +43,8 @@ def placement_mismatches(device: str, options: Options, facts: StackFacts) -> li
     Its graph is split at each change of device."""
     if misplaced := (facts.get("placement") or Placed(misplaced=[]))["misplaced"]:
         where = [
-            f"{each['tensor']} ({each['asked']} was requested, {each['found'] or 'its layer'} has it)"
-            for each in misplaced[:NAMES_SHOWN]
+            f"{tensor['tensor']} ({tensor['asked']} was requested, {tensor['found'] or 'its layer'} has it)"
+            for tensor in misplaced[:NAMES_SHOWN]
         ]
         more = ", ..." if len(misplaced) > NAMES_SHOWN else ""
         tensors = plural(len(misplaced), "tensor")

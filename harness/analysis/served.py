@@ -28,28 +28,28 @@ def faults(record: Record) -> list[Flag]:
     """Reasons why a request's answer is not that of one decode, token by token; empty without a server."""
     if not loaded_of(record).get("served"):
         return []
-    counters, found, tokens = done_of(record)["counters"], [], record["tokens"]
+    counters, raised, tokens = done_of(record)["counters"], [], record["tokens"]
     if not_streamed(record):
-        found.append(Warnings.not_streamed.flag(tokens=tokens))
+        raised.append(Warnings.not_streamed.flag(tokens=tokens))
     drafted = counters.get("drafted_tokens") or 0
     if drafted and not speculation.requested(record):
         accepted = counters.get("accepted_tokens") or 0
-        found.append(Warnings.speculated.flag(drafted=drafted, accepted=accepted))
+        raised.append(Warnings.speculated.flag(drafted=drafted, accepted=accepted))
     if drafted and record["workload"]["kind"] == "depth":
-        found.append(Warnings.guessed_at_depth.flag(drafted=drafted))
+        raised.append(Warnings.guessed_at_depth.flag(drafted=drafted))
     if others := max(0, counters.get("others_tokens") or 0):
-        found.append(Warnings.other_requests.flag(others=others))
+        raised.append(Warnings.other_requests.flag(others=others))
     if _each_is_timed(record) and (numbers := _in_pieces(record)):
-        found.append(Warnings.tokens_at_once.flag(**numbers))
+        raised.append(Warnings.tokens_at_once.flag(**numbers))
     load_ms = counters.get("load_ms") or 0.0
     if load_ms > LOAD_MS and tables.name_of(record) in ("turns", "users"):
-        found.append(Warnings.model_loaded_meanwhile.flag(load=load_ms))
+        raised.append(Warnings.model_loaded_meanwhile.flag(load=load_ms))
     if late := read_late(record):
-        found.append(Warnings.read_late.flag(late=late, pieces=counters["pieces"]))
+        raised.append(Warnings.read_late.flag(late=late, pieces=counters["pieces"]))
     elapsed, delay = counters.get("elapsed_ms"), client_ms_per_token(record)
     if elapsed and delay is not None and (share := delay * tokens / elapsed) > CLIENT_SHARE:
-        found.append(Warnings.client_too_slow.flag(share=share, delay=delay))
-    return found
+        raised.append(Warnings.client_too_slow.flag(share=share, delay=delay))
+    return raised
 
 
 def other_length(record: Record) -> list[Flag]:
@@ -97,12 +97,12 @@ def _known_of_both(record: Record) -> list[tuple[str, Any, Any, float]]:
     ]
     if header and weights.get("format") == "gguf" and quants[0] in (None, quants[1]):
         facts.append(("bytes", loaded.get("model_bytes"), header["model_bytes"], 0.0))
-    known = [each for each in facts if None not in each]
+    known = [fact for fact in facts if None not in fact]
     served = loaded.get("served")
     files = [served and served.get("file"), weights.get("file") if weights.get("format") else None]
     if known or None in files or not PurePath(str(files[0])).is_absolute():
         return known
-    theirs, ours = (PurePath(str(each)).name for each in files)
+    theirs, ours = (PurePath(str(file)).name for file in files)
     return [("file", theirs, ours, 0.0)]
 
 
@@ -204,39 +204,39 @@ def notes(record: Record) -> list[Flag]:
         return []
     served = (loaded_of(record) | done.get("facts_changed", StackFacts())).get("served")
     assert served
-    counters, found = done["counters"], _reuse(record)
+    counters, raised = done["counters"], _reuse(record)
     if (load_ms := counters.get("load_ms") or 0.0) > LOAD_MS and tables.name_of(record) is None:
-        found.append(Warnings.model_loaded.flag(load=load_ms))
+        raised.append(Warnings.model_loaded.flag(load=load_ms))
     if (on_gpu := served.get("gpu_share")) is not None and on_gpu < ON_GPU:
-        found.append(Warnings.on_cpu.flag(on_cpu=1 - on_gpu, on_gpu=on_gpu, context=_at_context(served)))
+        raised.append(Warnings.on_cpu.flag(on_cpu=1 - on_gpu, on_gpu=on_gpu, context=_at_context(served)))
     if forms := served.get("other_forms"):
-        found.append(Warnings.other_form.flag(forms=" and ".join(forms)))
+        raised.append(Warnings.other_form.flag(forms=" and ".join(forms)))
     requested, counted = record["workload"]["prompt_tokens"], counters.get("prompt_tokens")
     tokens = counters.get("answer_tokens", record["tokens"])
     proxy, sent = counters.get("proxy"), plural(requested, "token")
     if proxy:
-        found.append(Warnings.counted_by_proxy.flag(proxy=proxy, requested=sent))
+        raised.append(Warnings.counted_by_proxy.flag(proxy=proxy, requested=sent))
     elif counted is None and tables.name_of(record) in (None, "users"):  # others do not go on without it
-        found.append(Warnings.prompt_not_counted.flag(requested=sent))
+        raised.append(Warnings.prompt_not_counted.flag(requested=sent))
     if not proxy and (answer := counters.get("counted_tokens", tokens)) != tokens:
         came = plural(counters.get("piece_tokens", tokens), "token" if served["sends_ids"] else "piece")
-        found.append(Warnings.usage_unusable.flag(counted=answer, came=came))
+        raised.append(Warnings.usage_unusable.flag(counted=answer, came=came))
     ended_early = not tables.name_of(record) and tokens < record["workload"]["new_tokens"]
     if ended_early and served_elsewhere(record) and not other_length(record):
-        found.append(Warnings.answer_ended.flag(**_length(record)))
+        raised.append(Warnings.answer_ended.flag(**_length(record)))
     if counted is not None and counted != requested:
         why = ": its chat template adds to them" if served["template"] else ""
-        found.append(Warnings.other_prompt.flag(counted=counted, requested=requested, why=why))
+        raised.append(Warnings.other_prompt.flag(counted=counted, requested=requested, why=why))
     names_one = record["model"]["weights"].get("kind") != "served" or record["model"].get("shape")
     if served_elsewhere(record) and names_one and not _known_of_both(record):
-        found.append(Warnings.model_unchecked.flag(**_names(record)))
+        raised.append(Warnings.model_unchecked.flag(**_names(record)))
     if not _each_is_timed(record) and (numbers := _in_pieces(record)):
         error = rate_error(record)
         accuracy = "" if error is None else f"; tok/s is right to {error:.1%}"
-        found.append(Warnings.tokens_in_pieces.flag(**numbers, accuracy=accuracy))
+        raised.append(Warnings.tokens_in_pieces.flag(**numbers, accuracy=accuracy))
     if (client := client_ms_per_token(record)) is not None and record["tokens"] > 1:
-        found.append(_times(record, served, client))
-    return found
+        raised.append(_times(record, served, client))
+    return raised
 
 
 def _reuse(record: Record) -> list[Flag]:
@@ -245,12 +245,12 @@ def _reuse(record: Record) -> list[Flag]:
     if workload.get("turns", 0) < 2 or True not in workload.get("prefix_cache", []):
         return []
     counted = (done_of(record).get("surface") or Surface()).get("counted", [])
-    later = [each for each in counted if each["reuse"] and each.get("depth")]
+    later = [turn for turn in counted if turn["reuse"] and turn.get("depth")]
     if not later:
         return [Warnings.reuse_unknown.flag()]
-    held = sum(each["depth"] for each in later)
-    reused = held + sum(each["fed"] - each["evaluated"] for each in later)
-    return [Warnings.turns_reused.flag(reused=reused, held=held)]
+    tokens_held = sum(turn["depth"] for turn in later)
+    reused = tokens_held + sum(turn["fed"] - turn["evaluated"] for turn in later)
+    return [Warnings.turns_reused.flag(reused=reused, held=tokens_held)]
 
 
 def _at_context(served: Served) -> str:

@@ -172,8 +172,8 @@ def _causes(record: Record, served: Served) -> Iterator[str]:
         yield f"the server read {counted:,} of the prompt's {prompt:,} tokens"
     if others := served.get("loaded_too"):
         shown = [
-            shortened(each["name"]) + (f" ({each['bytes'] / 1e9:.1f} GB)" if each["bytes"] else "")
-            for each in others
+            shortened(other["name"]) + (f" ({other['bytes'] / 1e9:.1f} GB)" if other["bytes"] else "")
+            for other in others
         ]
         which = "another model is" if len(shown) == 1 else "other models are"
         yield f"{which} loaded too: {list_named(shown, LOADED_SHOWN)}"

@@ -44,8 +44,8 @@ class Shape:
     segments: tuple[Segment, ...]
 
 
-def shape_of(n: Floats, ms: Floats, known: Interval | None) -> Shape:
-    """The shape of a series without its first token; needs at least two tokens. `known`: the interval of its
+def shape_of(n: Floats, ms: Floats, around: Interval | None) -> Shape:
+    """The shape of a series without its first token; needs at least two tokens. `around`: the interval of its
     line."""
     x = n - 1
     whole = Segment(int(n[0]), int(n[-1]), least_squares(x, ms))
@@ -70,7 +70,7 @@ def shape_of(n: Floats, ms: Floats, known: Interval | None) -> Shape:
             plateau = Line(hinge.B_ms, 0.0)
             slope = Line(hinge.B_ms - hinge.slope_ms * hinge_knee, hinge.slope_ms)
             return Shape("hinge", _cut(n, hinge_knee, (plateau, slope)))
-    hidden = known is not None and abs(known.centre.slope_ms) <= known.slope_half_ms
+    hidden = around is not None and abs(around.centre.slope_ms) <= around.slope_half_ms
     if hidden or abs(straight.slope_ms * float(np.ptp(x))) < RISES * level:
         return Shape("flat", (whole,))
     return Shape("staircase" if _has_stairs(n, ms) else "line", (whole,))
@@ -121,11 +121,11 @@ def _hinge(x: Floats, y: Floats) -> tuple[Line, float, float]:
 
 def _two_lines(x: Floats, y: Floats) -> tuple[tuple[Line, Line], int, float]:
     """Fit two lines that need not meet: lines, first block of the second, residual sum of squares."""
-    found = []
+    candidates = []
     for at in range(FEWEST_IN_SEGMENT, len(x) - FEWEST_IN_SEGMENT + 1):
         (first, first_rss), (second, second_rss) = _line(x[:at], y[:at]), _line(x[at:], y[at:])
-        found.append((first_rss + second_rss, at, (first, second)))
-    rss, block, lines = min(found, key=lambda each: each[0])
+        candidates.append((first_rss + second_rss, at, (first, second)))
+    rss, block, lines = min(candidates, key=lambda each: each[0])
     return lines, block, rss
 
 

@@ -11,7 +11,7 @@ from harness.analysis.identity import computes
 from harness.analysis.warnings import Flag, Warnings
 from harness.records.kinds import Record, done_of, loaded_of
 from harness.records.measured import Counters
-from harness.records.tables import TokenTimes
+from harness.records.token_times import TokenTimes
 
 OPTIONS = ("speculate", "draft", "draft_tokens", "accept")
 
@@ -36,7 +36,7 @@ def row(record: Record) -> SpeculationRow | None:
     drafted = counters.get("drafted_tokens")
     if not loaded_of(record) or not (requested(record) or drafted):
         return None
-    found: SpeculationRow = {
+    guesses: SpeculationRow = {
         "by": (served.get("speculation") or "unknown") if served else "assisted generation",
         "synthetic": (record["options"].get("accept") or None),
         "drafted": drafted,
@@ -46,58 +46,62 @@ def row(record: Record) -> SpeculationRow | None:
         "draft_model_bytes": loaded_of(record).get("draft_model_bytes"),
     }
     if drafted is None and served and served["api"] == "llama-server":  # it leaves out counts of nothing
-        found["drafted"] = found["accepted"] = 0
-    passes = found["tokens"] - 1 - (found["accepted"] or 0)
-    found["passes"] = passes if found["drafted"] is not None and passes > 0 else None
-    return found
+        guesses["drafted"] = guesses["accepted"] = 0
+    passes = guesses["tokens"] - 1 - (guesses["accepted"] or 0)
+    guesses["passes"] = passes if guesses["drafted"] is not None and passes > 0 else None
+    return guesses
 
 
 def pooled(rows: Sequence[SpeculationRow | None]) -> SpeculationRow | None:
     """Those of a cell's repeats together; None where one is missing."""
-    known = [each for each in rows if each]
-    if not known or len(known) < len(rows):
+    counted = [row for row in rows if row]
+    if not counted or len(counted) < len(rows):
         return None
 
     def total(counts: Sequence[int | None]) -> int | None:
-        whole = [each for each in counts if each is not None]
+        whole = [count for count in counts if count is not None]
         return sum(whole) if len(whole) == len(counts) else None
 
     return {
-        **known[-1],
-        "drafted": total([each["drafted"] for each in known]),
-        "accepted": total([each["accepted"] for each in known]),
-        "tokens": sum(each["tokens"] - 1 for each in known) + 1,
-        "passes": total([each["passes"] for each in known]),
+        **counted[-1],
+        "drafted": total([row["drafted"] for row in counted]),
+        "accepted": total([row["accepted"] for row in counted]),
+        "tokens": sum(row["tokens"] - 1 for row in counted) + 1,
+        "passes": total([row["passes"] for row in counted]),
     }
 
 
-def acceptance_length(found: SpeculationRow) -> float | None:
+def acceptance_length(guesses: SpeculationRow) -> float | None:
     """Tokens per pass of the model, of all passes after the prompt's."""
-    return (found["tokens"] - 1) / found["passes"] if found["passes"] else None
+    return (guesses["tokens"] - 1) / guesses["passes"] if guesses["passes"] else None
 
 
-def acceptance_rate(found: SpeculationRow) -> float | None:
+def acceptance_rate(guesses: SpeculationRow) -> float | None:
     """Accepted of the guessed tokens; None where none was guessed."""
-    drafted, accepted = found["drafted"], found["accepted"]
+    drafted, accepted = guesses["drafted"], guesses["accepted"]
     return accepted / drafted if drafted and accepted is not None else None
 
 
-def guesses_per_pass(found: SpeculationRow) -> float | None:
-    return None if found["drafted"] is None or not found["passes"] else found["drafted"] / found["passes"]
+def guesses_per_pass(guesses: SpeculationRow) -> float | None:
+    return (
+        None
+        if guesses["drafted"] is None or not guesses["passes"]
+        else guesses["drafted"] / guesses["passes"]
+    )
 
 
 def notes(record: Record) -> list[Flag]:
     """That tokens came together, by how many, and that acceptance was synthetic."""
-    if (found := row(record)) is None or record["outcome"] != "ok":
+    if (guesses := row(record)) is None or record["outcome"] != "ok":
         return []
-    raised, length = [], acceptance_length(found)
+    raised, length = [], acceptance_length(guesses)
     if length is None:
         raised.append(Warnings.guessed_ahead.flag(how="tokens may be guessed ahead"))
     else:
-        counts = f"{found['accepted']} of {found['drafted']} guesses accepted"
+        counts = f"{guesses['accepted']} of {guesses['drafted']} guesses accepted"
         raised.append(Warnings.guessed_ahead.flag(how=f"{length:.2f} tokens a pass, {counts}"))
-    if found["synthetic"]:
-        raised.append(Warnings.synthetic_acceptance.flag(length=found["synthetic"]))
+    if guesses["synthetic"]:
+        raised.append(Warnings.synthetic_acceptance.flag(length=guesses["synthetic"]))
     return raised
 
 
@@ -113,8 +117,8 @@ def group(record: Record) -> str:
 def group_of_ids(record: Record, guessed: bool) -> str | None:
     """The group in which greedy ids are equal. None where it did not end, where acceptance is synthetic, and
     for a repeat without guesses of a stack that cannot guess. `guessed`: whether it has guesses."""
-    given = record.get("options") or {}
-    if record["outcome"] != "ok" or given.get("accept") or not (guessed or "speculate" in given):
+    options = record.get("options") or {}
+    if record["outcome"] != "ok" or options.get("accept") or not (guessed or "speculate" in options):
         return None
     return group(record)
 
@@ -125,10 +129,14 @@ def compared_ids(record: Record, times: TokenTimes, other: tuple[Record, TokenTi
     runners.served.session."""
     if other is None or times.ids is None or other[1].ids is None:
         return Warnings.ids_compared.flag(how="no run without guesses to compare the ids with")
-    known = min(_ids(record), _ids(other[0]))
-    here, there = times.ids[:known], other[1].ids[:known]
+    compared_tokens = min(_ids(record), _ids(other[0]))
+    here, there = times.ids[:compared_tokens], other[1].ids[:compared_tokens]
     first = next((at for at, (a, b) in enumerate(zip(here, there, strict=True), 1) if a != b), None)
-    of = f"{known} tokens" if known == record["tokens"] else f"{known} tokens that came with ids"
+    of = (
+        f"{compared_tokens} tokens"
+        if compared_tokens == record["tokens"]
+        else f"{compared_tokens} tokens that came with ids"
+    )
     if first is None:
         return Warnings.ids_compared.flag(how=f"the same ids as without guesses for all {of}")
     how = f"the ids differ from those without guesses, first at token {first} of {of}"

@@ -60,13 +60,13 @@ def moderated(spreads: Mapping[Name, Spread | None]) -> dict[Name, Spread]:
     those of all cells together. A cell without a variance gets the usual one. Fewer than two known variances
     are returned as they are.
     """
-    known = {name: own.floored for name, own in spreads.items() if own is not None}
-    if len(known) < 2:
-        return known
-    together, usual = pooled(list(known.values())), _usual(list(known.values()))
+    measured = {name: own.floored for name, own in spreads.items() if own is not None}
+    if len(measured) < 2:
+        return measured
+    together, usual = pooled(list(measured.values())), _usual(list(measured.values()))
     if usual is None:
         return dict.fromkeys(spreads, together)
-    shrunk = {name: pooled([usual, known[name]]) if name in known else usual for name in spreads}
+    shrunk = {name: pooled([usual, measured[name]]) if name in measured else usual for name in spreads}
     return {name: Spread(own.variance, min(own.freedom, together.freedom)) for name, own in shrunk.items()}
 
 

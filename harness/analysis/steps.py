@@ -48,7 +48,7 @@ class Level:
 def levels(values: Sequence[float | None], spread: float = 0.0) -> list[Level]:
     """The levels of successive nights; empty where no night has a value.
 
-    `values`: positive; null: a gap, part of no level. `spread`: relative standard error of a night's value
+    `values`: positive; None: a gap, part of no level. `spread`: relative standard error of a night's value
     from its own repeats, a lower bound for the noise between nights. A step is the first night of a level.
     """
     nights = [index for index, value in enumerate(values) if value is not None]

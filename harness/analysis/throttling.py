@@ -10,7 +10,7 @@ from harness.analysis.warnings import Flag, Warnings
 from harness.base.text import plural
 from harness.machine.sensor_values import CONDITIONS, FIRMWARE_BITS, NVML_BITS, SINCE_BOOT, SUSTAINED_CLOCK
 from harness.records.kinds import Record, served_elsewhere
-from harness.records.measured import Throttled
+from harness.records.sensed import Throttled
 
 FIRMWARE = "vcgencmd get_throttled"
 KERNEL = "thermal_throttle"
@@ -157,7 +157,7 @@ def _firmware(columns: Columns, during: Timed) -> list[Throttled]:
     samples = read(columns, PI_BITS)
     facts = _active(FIRMWARE, FIRMWARE_BITS, samples, during)
     reported = {fact["what"] for fact in facts}
-    before = [each for each in samples if each[0] <= during.start_ns][-1:]
+    before = [sample for sample in samples if sample[0] <= during.start_ns][-1:]
     watched = [*before, *to_the_end(samples, during.start_ns, during.end_ns)]
     for bit, name in FIRMWARE_BITS.items():
         for (earlier, was), (later, now) in pairwise(watched):

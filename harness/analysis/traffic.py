@@ -44,8 +44,8 @@ def nominal_bits(quant: str | None) -> int | None:
     """
     if re.fullmatch(r"(f|bf|fp)(16|32)", quant or ""):
         return 16
-    found = re.search(r"\d+", quant or "")
-    return int(found[0]) if found else None
+    digits = re.search(r"\d+", quant or "")
+    return int(digits[0]) if digits else None
 
 
 def weight_bytes_per_token(record: Record) -> int | None:
@@ -54,9 +54,9 @@ def weight_bytes_per_token(record: Record) -> int | None:
 
     From bits per weight and shape where only those are known.
     """
-    weights, made, bits = _weights(record), _dense(record), bpw(record)
+    weights, model, bits = _weights(record), _dense(record), bpw(record)
     if (size := weights.get("model_bytes")) is None:
-        return round(floors.demand_of_bits(made, bits).weight_bytes_per_token) if made and bits else None
+        return round(floors.demand_of_bits(model, bits).weight_bytes_per_token) if model and bits else None
     size -= weights.get("draft_bytes", 0)
     if not weights.get("tied", True):
         size -= weights["input_embedding_bytes"] or 0
@@ -78,8 +78,8 @@ def kv_bytes_per_token(record: Record) -> float | None:
     attention: Mapping[str, int] | Attention | None = record["model"]["weights"].get("attention")
     if attention:
         elements = attention["layers"] * attention["kv_heads"] * attention["head_dim"]
-    elif made := _dense(record):
-        elements = decoder.kv_elements_per_token(made) // 2
+    elif model := _dense(record):
+        elements = decoder.kv_elements_per_token(model) // 2
     else:
         return None
     return float(elements * sum(_kv_types(record)))
@@ -140,8 +140,8 @@ def prefill_demand(record: Record) -> floors.Demand | None:
     """Bytes and FLOP of its model by shape and bits per weight; None where those are not known."""
     if known := _known_step(record):
         return known
-    made, bits = _dense(record), bpw(record)
-    return floors.demand_of_bits(made, bits) if made and bits else None
+    model, bits = _dense(record), bpw(record)
+    return floors.demand_of_bits(model, bits) if model and bits else None
 
 
 def batch_demand(record: Record) -> floors.Demand | None:
@@ -193,7 +193,7 @@ def limits(record: Record, ceiling: float | None, past_cache: bool = False) -> d
         return {}
     cached = cache_bytes(record) if past_cache else 0
     machine = data_sheet(record)
-    found = {}
+    by_name = {}
     for name, rate in (
         ("data sheet", machine and machine.data_sheet_bytes_per_s),
         ("measured", ceiling),
@@ -202,13 +202,13 @@ def limits(record: Record, ceiling: float | None, past_cache: bool = False) -> d
             continue
         at_most = floors.Ceiling(rate, math.inf)
         B_s, first_s = (floors.B_s(step, at_most, read, length) for read in (kv_read, "grows"))
-        found[name] = Limit(
+        by_name[name] = Limit(
             max(0.0, B_s - cached / rate) * 1e3,
             _slope_ms(record, step, at_most, "grows"),
             max(0.0, first_s - cached / rate) * 1e3,
             _slope_ms(record, step, at_most, kv_read),
         )
-    return found
+    return by_name
 
 
 def bandwidth_share(record: Record, ceiling: float | None) -> float | None:
@@ -282,9 +282,9 @@ def _reading(record: Record) -> tuple[str, int]:
     """How the stack reads its KV cache, and the size in tokens of a static cache or a window; 0: unreported,
     which gives the loosest limit."""
     loaded = loaded_of(record)
-    kv_read, made = loaded.get("kv_read") or "grows", _dense(record)
+    kv_read, model = loaded.get("kv_read") or "grows", _dense(record)
     if kv_read == "window":
-        return kv_read, loaded.get("window") or (made and made.window) or 0
+        return kv_read, loaded.get("window") or (model and model.window) or 0
     return kv_read, (loaded.get("options") or {}).get("n_ctx") or 0
 
 

@@ -29,7 +29,7 @@ Round = Mapping[str, Floats]
 """A round's columns, a value per user; times in ms."""
 
 
-def rows(found: Sequence[Columns]) -> list[UsersRow]:
+def rows(tables_of_repeats: Sequence[Columns]) -> list[UsersRow]:
     """One row per number of users; rounds of several repeats are pooled.
 
     `tokens_per_s`: of all users together, from the first token of the last user until the first user ended,
@@ -38,55 +38,59 @@ def rows(found: Sequence[Columns]) -> list[UsersRow]:
     after its first token, without the prompts of others where a stack evaluates all of them before any step.
     Medians over rounds, or over users and rounds.
     """
-    return [_row(users, rounds) for users, rounds in sorted(_rounds(found).items())]
+    return [_row(users, rounds) for users, rounds in sorted(_rounds(tables_of_repeats).items())]
 
 
-def _rounds(found: Sequence[Columns]) -> dict[int, list[Round]]:
+def _rounds(tables_of_repeats: Sequence[Columns]) -> dict[int, list[Round]]:
     rounds: dict[int, list[Round]] = {}
-    for table in filter(None, found):
+    for table in filter(None, tables_of_repeats):
         columns = {name: np.array(column, dtype=float) for name, column in table.items()}
         columns |= {name.replace("_ns", "_ms"): ns / 1e6 for name, ns in columns.items() if "_ns" in name}
         for number, users in sorted({*zip(table["round"], table["concurrency"], strict=True)}):
             of_round = (columns["round"] == number) & (columns["concurrency"] == users)
-            rounds.setdefault(users, []).append({name: each[of_round] for name, each in columns.items()})
+            rounds.setdefault(users, []).append({name: column[of_round] for name, column in columns.items()})
     return rounds
 
 
 def _row(users: int, rounds: Sequence[Round]) -> UsersRow:
-    queued = any(bool(each["ttft_ms"].max() > each["last_ms"].min()) for each in rounds)
-    together = [] if queued else [rate for each in rounds if (rate := _together(each)) is not None]
-    tpot = [_tpot_ms(each) for each in rounds]
-    fair = [float(each.min() / each.max()) for each in tpot if len(each) and each.max() > 0]
+    queued = any(bool(one_round["ttft_ms"].max() > one_round["last_ms"].min()) for one_round in rounds)
+    together = [] if queued else [rate for one_round in rounds if (rate := _together(one_round)) is not None]
+    tpot = [_tpot_ms(one_round) for one_round in rounds]
+    fair = [
+        float(of_users.min() / of_users.max()) for of_users in tpot if len(of_users) and of_users.max() > 0
+    ]
     of_each = np.concatenate(tpot)
     middle = float(np.median(of_each)) if len(of_each) else 0.0
-    outputs = [float(each["tokens"].sum() / each["last_ms"].max()) * 1e3 for each in rounds]
+    outputs = [float(one_round["tokens"].sum() / one_round["last_ms"].max()) * 1e3 for one_round in rounds]
     return {
         "users": users,
         "rounds": len(rounds),
         "tokens_per_s": float(np.median(together)) if together else None,
         "output_tokens_per_s": float(np.median(outputs)),
         "user_tokens_per_s": 1e3 / middle if middle else None,
-        "ttft_ms": _percentiles(np.concatenate([each["ttft_ms"] for each in rounds])),
+        "ttft_ms": _percentiles(np.concatenate([one_round["ttft_ms"] for one_round in rounds])),
         "tpot_ms": _percentiles(of_each) if len(of_each) else None,
         "slowest_over_fastest": float(np.median(fair)) if fair else None,
         "queued": queued,
     }
 
 
-def _together(each: Round) -> float | None:
+def _together(of_round: Round) -> float | None:
     """Tokens per second of all users while all decode; None for too few tokens, or if they are unknown."""
-    if "together" not in each or each["together"].mean() < min(FEWEST_TOGETHER, each["tokens"].max() - 1):
+    if "together" not in of_round or of_round["together"].mean() < min(
+        FEWEST_TOGETHER, of_round["tokens"].max() - 1
+    ):
         return None
-    took = float(each["last_ms"].min() - each["ttft_ms"].max())
-    return float(each["together"].sum()) / took * 1e3 if took > 0 else None
+    took = float(of_round["last_ms"].min() - of_round["ttft_ms"].max())
+    return float(of_round["together"].sum()) / took * 1e3 if took > 0 else None
 
 
-def _tpot_ms(each: Round) -> Floats:
+def _tpot_ms(of_round: Round) -> Floats:
     """Of each user with two tokens or more; empty if it is not known when their steps began."""
-    if "decode_ms" not in each:
+    if "decode_ms" not in of_round:
         return np.empty(0)
-    several = each["tokens"] > 1
-    took: Floats = (each["last_ms"] - each["decode_ms"])[several] / (each["tokens"][several] - 1)
+    several = of_round["tokens"] > 1
+    took: Floats = (of_round["last_ms"] - of_round["decode_ms"])[several] / (of_round["tokens"][several] - 1)
     return took
 
 
@@ -123,24 +127,24 @@ def _middle(record: Record) -> int:
 def faults(record: Record, table: Columns, bandwidth: float | None) -> list[Flag]:
     """Reasons why the rows are not those of so many users, each with all of its tokens."""
     workload, counters = record["workload"], done_of(record)["counters"]
-    rounds, found = _rounds([table]), []
+    rounds, raised = _rounds([table]), []
     if len(table["user"]) != workload.get("rounds", 0) * sum(workload.get("concurrency", [])):
-        found.append(Warnings.rows_missing.flag(what="table of timed rows"))
+        raised.append(Warnings.rows_missing.flag(what="table of timed rows"))
     if wrong := [tokens for tokens in table["tokens"] if tokens != workload["new_tokens"]]:
         tokens = plural(min(wrong), "token")
-        found.append(Warnings.other_length.flag(tokens=tokens, requested=workload["new_tokens"]))
+        raised.append(Warnings.other_length.flag(tokens=tokens, requested=workload["new_tokens"]))
     if cached := counters.get("cached_tokens"):
-        found.append(Warnings.prompts_reused.flag(cached=plural(cached, "token")))
-    busiest = max((each for several in rounds.values() for each in several), key=_client_share)
+        raised.append(Warnings.prompts_reused.flag(cached=plural(cached, "token")))
+    busiest = max((one_round for several in rounds.values() for one_round in several), key=_client_share)
     if (share := _client_share(busiest)) > CLIENT_SHARE:
         delay = float(busiest["client_ms"].sum() / busiest["tokens"].sum())
-        found.append(Warnings.client_too_slow.flag(share=share, delay=delay))
-    return [*found, *_faster_than_possible(record, rounds, bandwidth)]
+        raised.append(Warnings.client_too_slow.flag(share=share, delay=delay))
+    return [*raised, *_faster_than_possible(record, rounds, bandwidth)]
 
 
-def _client_share(each: Round) -> float:
+def _client_share(of_round: Round) -> float:
     """Of a round's time: one client serves all users, one after another."""
-    return float(each["client_ms"].sum() / each["last_ms"].max())
+    return float(of_round["client_ms"].sum() / of_round["last_ms"].max())
 
 
 def _faster_than_possible(
@@ -165,16 +169,16 @@ def notes(record: Record, table: Columns) -> list[Flag]:
     workloads."""
     if tables.name_of(record) != "users":
         return []
-    found = []
-    if waited := [each["users"] for each in rows([table]) if each["queued"]]:
+    raised = []
+    if waited := [row["users"] for row in rows([table]) if row["queued"]]:
         served = loaded_of(record).get("served")
         slots = served and served.get("slots")
         has = f"; the server has {plural(slots, 'slot')}" if slots else ""
         users = ", ".join([*map(str, waited[:-1]), plural(waited[-1], "user")])
-        found.append(Warnings.users_queued.flag(users=users, slots=has))
+        raised.append(Warnings.users_queued.flag(users=users, slots=has))
     surface = done_of(record).get("surface") or Surface()
-    fewest = min(surface.get("alike", []), key=lambda each: each["tokens"], default=None)
+    fewest = min(surface.get("alike", []), key=lambda of_round: of_round["tokens"], default=None)
     if fewest and fewest["tokens"] < (requested := record["workload"]["new_tokens"]):
         users, alike = plural(fewest["concurrency"], "user"), f"the first {fewest['tokens']} of {requested}"
-        found.append(Warnings.ids_differ.flag(users=users, alike=alike))
-    return found
+        raised.append(Warnings.ids_differ.flag(users=users, alike=alike))
+    return raised

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from harness.analysis import (
     depth,
     disturbances,
+    expert_routing,
     flags,
     prefill,
     prefill_rows,
@@ -22,9 +23,10 @@ from harness.analysis import (
     traffic,
     users,
 )
+from harness.analysis.attempts import disturbance_kind
 from harness.analysis.clocks import clock_of_device, clock_of_stack
 from harness.analysis.columns import Disturbance
-from harness.analysis.disturbances import Condition, disturbance_kind, faults_of
+from harness.analysis.disturbances import Condition
 from harness.analysis.flags import CEILING_TOLERANCE
 from harness.analysis.growth import ended_by_memory, growth_stopped
 from harness.analysis.requested import NAMES_SHOWN
@@ -34,7 +36,7 @@ from harness.records import tables
 from harness.records.kinds import Record, done_of, loaded_of, served_elsewhere
 from harness.records.measured import Counters
 from harness.records.parts import StackFacts
-from harness.records.tables import TokenTimes
+from harness.records.token_times import TokenTimes
 
 USABLE = ("ok", "functional")  # it ran as requested, but the speed of a functional one means nothing
 
@@ -131,20 +133,13 @@ ANY: tuple[Condition, ...] = (
     context_past_training,
     reported_by_stack,
     where_it_ran,
-    flags.routing_notes,
+    expert_routing.routing_notes,
     flags.rotary_notes,
     served.notes,
     speculation.notes,
     *disturbances.DEVICE,
 )
 """Conditions of a repeat, as far as it got."""
-
-
-def notes(record: Record) -> list[Flag]:
-    """Notes on a repeat that invalidate none of its figures."""
-    finished = record["outcome"] == "ok" and record.get("done")
-    conditions = (*ANY, *FINISHED) if finished else ANY
-    return [flag for condition in conditions for flag in condition(record) if flag.invalidates != ALL]
 
 
 def _facts(record: Record) -> StackFacts:
@@ -155,19 +150,20 @@ def _facts(record: Record) -> StackFacts:
 @dataclass(frozen=True)
 class Verdict:
     """A repeat's status and reasons. `disturbed`: the disturbance, where only disturbances made it invalid;
-    None otherwise. `next_steps`: the user's, for the reasons."""
+    None otherwise. `next_steps`: the user's, for the reasons. `notes`: what invalidates not all of it."""
 
     status: str
     reasons: list[str]
     disturbed: Disturbance | None = None
     next_steps: list[str] = field(default_factory=list)
+    notes: list[Flag] = field(default_factory=list)
 
 
-def invalid(faults: Sequence[Flag], known: Sequence[str] = ()) -> Verdict:
-    """The verdict on a repeat with these faults. `known`: what was known of it before it ran."""
-    reasons = [*(fault.detail for fault in faults), *known]
+def invalid(faults: Sequence[Flag], known_failure: Sequence[str] = (), notes: Sequence[Flag] = ()) -> Verdict:
+    """The verdict on a repeat with these faults. `known_failure`: what was known of it before it ran."""
+    reasons = [*(fault.detail for fault in faults), *known_failure]
     steps = list(dict.fromkeys(fault.warning.next_step for fault in faults))
-    return Verdict("invalid", reasons, disturbance_kind(faults), steps)
+    return Verdict("invalid", reasons, disturbance_kind(faults), steps, [*notes])
 
 
 def status(record: Record) -> tuple[str, list[str]]:
@@ -189,19 +185,21 @@ def verdict(
     file of its tokens or timed rows is intact. `times`, `table`: these, if read; without them a device's
     clock is not compared, and no turn with another.
     """
-    known = [f"known beforehand: {why}" for why in record.get("known_failure", [])]
-    why = functional(record)
-    usable = Verdict("functional", [why]) if why else Verdict("ok", [])
+    known_failure = [f"known beforehand: {why}" for why in record.get("known_failure", [])]
+    outcome, measured = record["outcome"], record["kind"] == "measured"
+    if not measured and record["kind"] != "reported":
+        return _of_outcome(record, known_failure, [])
+    while_running = _raised(ANY, record)
+    after_all = _raised(FINISHED, record) if measured and outcome == "ok" else []
+    notes = [flag for flag in (*while_running, *after_all) if flag.invalidates != ALL]
     if ended_by_memory(record):
         mismatches = requested.option_mismatches(record["device"], record["options"], loaded_of(record))
-        return invalid(mismatches, known) if mismatches else usable
-    if record["kind"] == "searched" and record["outcome"] == "ok":
-        return usable
-    if record["outcome"] != "ok" or record["kind"] == "reported":  # published figures are shown as they are
-        reason = record.get("reason")
-        return Verdict(record["outcome"], [reason, *known] if reason else [])
+        return invalid(mismatches, known_failure, notes) if mismatches else _usable(record, notes)
+    if outcome != "ok" or not measured:  # published figures are shown as they are
+        return _of_outcome(record, known_failure, notes)
     ceiling = ceiling or traffic.ceiling_bytes_per_s([record])
-    faults = [*faults_of((*FINISHED, *ANY), record), *faster_than_memory(record, ceiling)]
+    faults = [flag for flag in (*after_all, *while_running) if flag.invalidates == ALL]
+    faults += faster_than_memory(record, ceiling)
     faults += [*clock_of_device(record, times), *depth.surface_faults(record, table or {})]
     if table and tables.name_of(record) == "prefill":
         faults += prefill_rows.faster_than_possible(record, prefill.by_depth([table]), ceiling)
@@ -210,9 +208,26 @@ def verdict(
     if not has_series:
         what = "table of timed rows" if tables.name_of(record) else "series of tokens"
         faults.append(Warnings.rows_missing.flag(what=what))
-    if why and disturbance_kind(faults):
-        return usable  # its speed means nothing anyway
-    return invalid(faults, known) if faults else usable
+    if functional(record) and disturbance_kind(faults):
+        faults = []  # its speed means nothing anyway
+    return invalid(faults, known_failure, notes) if faults else _usable(record, notes)
+
+
+def _raised(conditions: Sequence[Condition], record: Record) -> list[Flag]:
+    return [flag for condition in conditions for flag in condition(record)]
+
+
+def _usable(record: Record, notes: list[Flag]) -> Verdict:
+    why = functional(record)
+    return Verdict("functional", [why], notes=notes) if why else Verdict("ok", [], notes=notes)
+
+
+def _of_outcome(record: Record, known_failure: Sequence[str], notes: list[Flag]) -> Verdict:
+    """The verdict of what is not judged: a search that ended, a failure, published figures."""
+    if record["kind"] == "searched" and record["outcome"] == "ok":
+        return _usable(record, notes)
+    reason = record.get("reason")
+    return Verdict(record["outcome"], [reason, *known_failure] if reason else [], notes=notes)
 
 
 def functional(record: Record) -> str | None:

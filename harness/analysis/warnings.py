@@ -56,7 +56,7 @@ _EFFECTS = {"all": "invalid", "W": "no W", "first token": "no TTFT", "speed": "f
 class Warnings(Enum):
     """A member's name is the code that rows and `harness fit --fail-on` have. `cause`: a sentence with the
     numbers that it takes. `invalidates`: which figures: `all`, `W`, `first token` or
-    `speed`; null: none, a note."""
+    `speed`; None: none, a note."""
 
     # A series, against the hardware and itself. `harness fit` has these too.
     faster_than_limit = "{took}, but reading the weights takes {least:.2f}", SYNCHRONISE
@@ -450,7 +450,7 @@ class Warnings(Enum):
 
 @dataclass(frozen=True)
 class Flag:
-    """A warning that was raised. `disturbance`: of its repeat; null: the stack or the config caused it."""
+    """A warning that was raised. `disturbance`: of its repeat; None: the stack or the config caused it."""
 
     warning: Warnings
     detail: str

@@ -48,18 +48,18 @@ def analyse_windows(columns: Mapping[str, Sequence[int]]) -> Windows | None:
         return None
     of_line = _fitted(_powers(x, 1), y) if len(x) >= FEWEST and len(np.unique(depths)) > 1 else None
     slope = float(of_line[0][1]) if of_line else 0.0
-    found = Windows(
+    windows = Windows(
         tuple(_at(int(d), x[depths == d], y[depths == d], slope) for d in np.unique(depths)),
         float(y.mean()),
         len(columns["n"]),
         max(columns["n"]),
     )
     if of_line is None:
-        return found
+        return windows
     (B, slope), errors, freedom = of_line
     half = scipy.special.stdtrit(freedom, (1 + CONFIDENCE) / 2) * errors
     return replace(
-        found,
+        windows,
         line=Line(float(B), float(slope)),
         B_ends_ms=(float(B - half[0]), float(B + half[0])),
         slope_ends_ms=(float(slope - half[1]), float(slope + half[1])),
@@ -68,10 +68,10 @@ def analyse_windows(columns: Mapping[str, Sequence[int]]) -> Windows | None:
 
 def curved(processes: Sequence[Mapping[str, Sequence[int]]]) -> bool:
     """Whether latency bends with depth; false for fewer than three depths. `processes`: a table of each."""
-    found = [of for columns in processes if len((of := _means(columns))[0])]
-    if not found or len(np.unique(np.concatenate([depths for depths, _, _ in found]))) < 3:
+    by_process = [of for columns in processes if len((of := _means(columns))[0])]
+    if not by_process or len(np.unique(np.concatenate([depths for depths, _, _ in by_process]))) < 3:
         return False
-    return bends([x for _, x, _ in found], [y for _, _, y in found])
+    return bends([x for _, x, _ in by_process], [y for _, _, y in by_process])
 
 
 def _means(columns: Mapping[str, Sequence[int]]) -> tuple[Floats, Floats, Floats]:
@@ -102,12 +102,15 @@ def bends(x: Sequence[Floats], y: Sequence[Floats]) -> bool:
     has a line of its own, so that one slow process with most of the deep points is no curve."""
     together = np.concatenate(x)
     lines = np.zeros((len(together), 2 * len(x)))
-    for number, (end, own) in enumerate(zip(np.cumsum([len(each) for each in x]), x, strict=True)):
+    for number, (end, own) in enumerate(zip(np.cumsum([len(values) for values in x]), x, strict=True)):
         lines[end - len(own) : end, 2 * number : 2 * number + 2] = _powers(own, 1)
     if len(together) < lines.shape[1] + FEWEST:
         return False
-    found, errors, freedom = _fitted(np.column_stack([lines, together**2]), np.concatenate(y))
-    return bool(errors[-1]) and float(2 * scipy.special.stdtr(freedom, -abs(found[-1] / errors[-1]))) < CURVED
+    coefficients, errors, freedom = _fitted(np.column_stack([lines, together**2]), np.concatenate(y))
+    return (
+        bool(errors[-1])
+        and float(2 * scipy.special.stdtr(freedom, -abs(coefficients[-1] / errors[-1]))) < CURVED
+    )
 
 
 def _at(depth: int, x: Floats, y: Floats, slope: float) -> AtDepth:

@@ -16,7 +16,8 @@ from harness.dataset.judging import Judged
 from harness.dataset.rows import Found, of_folder, without_collection
 from harness.dataset.study import Study, study_of, with_series
 from harness.records import ResultsError, no_records
-from harness.share.bundle import SUFFIX, as_folder, is_bundle
+from harness.share.bundle import SUFFIX
+from harness.share.read_bundle import as_folder, is_bundle
 
 
 class Source(NamedTuple):

@@ -7,7 +7,7 @@ import sys
 import time
 
 from harness.analysis import depth
-from harness.analysis.disturbances import BusyProcess
+from harness.analysis.attempts import BusyProcess
 from harness.analysis.verdicts import USABLE, Verdict, attempts_left, status
 from harness.base.text import plural, printable, unfiltered
 from harness.config.plan import Cell

@@ -18,7 +18,8 @@ from harness.campaign.memory_headroom import MemoryHeadroom
 from harness.campaign.memory_limit import MemoryLimit
 from harness.campaign.repeat import Inputs
 from harness.config.plan import Cell
-from harness.records.parts import StackFacts, plain
+from harness.records.parts import StackFacts
+from harness.records.values import plain
 from runners.protocol import Died, Done, Event, Failed, Loaded, Phase
 
 # Of the limit. llama.cpp's account was within 0.3% of what was measured (docs/validation.md); the forecast

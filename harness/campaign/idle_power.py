@@ -10,11 +10,11 @@ from pathlib import Path
 
 import psutil
 
-from harness.analysis import sensors
+from harness.analysis import device_energy
 from harness.machine.cpu_times import BUSY_SHARE, Times, busy_share
 from harness.machine.sensor import Search
 from harness.machine.sensors import sources
-from harness.records import measured
+from harness.records.sensed import IdlePower
 
 IDLE_INTERVAL_S = 0.5  # between readings: of a power, each counts
 
@@ -25,14 +25,14 @@ def idle_power(
     root: Path = Path("/"),
     sleep: Callable[[float], None] = time.sleep,
     cpu_times: Callable[[], Times] = lambda: psutil.cpu_times()._asdict(),
-) -> measured.IdlePower | None:
+) -> IdlePower | None:
     """The device's power over some seconds, as long as its counter needs; None, at once, without a counter,
     and of a CPU that was not idle. `root`: the folder that contains sys."""
     on_cpu = device_id == "cpu"
     with ExitStack() as opened:
         counters = [source for source in sources(Search(device_id, root, opened)) if source.energy]
         domains = {column: counter for source in counters for column, counter in source.energy.items()}
-        if (span_s := sensors.idle_span_s(domains, on_cpu)) is None:
+        if (span_s := device_energy.idle_span_s(domains, on_cpu)) is None:
             return None
         columns: dict[str, list[int | None]] = {name: [] for name in ("t_ns", *domains)}
         before = cpu_times()
@@ -48,7 +48,7 @@ def idle_power(
     if busy is not None and busy > BUSY_SHARE:
         say(f"no J/token above idle: other processes use {busy:.0%} of the CPUs, which are not idle")
         return None
-    return sensors.idle_power(columns, domains, on_cpu)
+    return device_energy.idle_power(columns, domains, on_cpu)
 
 
 idle_power_once = cache(idle_power)  # of a command: one that tunes has many campaigns

@@ -19,8 +19,8 @@ from harness.campaign.repeat import Failure, Inputs, NotReady, untimed
 from harness.config import MaxCtx
 from harness.config.plan import Cell
 from harness.records import Draft, Running, Stored
-from harness.records.kinds import Probe, Search, UntimedEnd
-from harness.records.parts import plain
+from harness.records.searched import Probe, Search, UntimedEnd
+from harness.records.values import plain
 from harness.stacks.header import Context
 
 MOST_PROBES = 32  # enough to double up to a context that fails, and bisect back

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Protocol
 
 from harness import machine, records
-from harness.analysis.disturbances import BusyProcess
+from harness.analysis.attempts import BusyProcess
 from harness.analysis.verdicts import Verdict
 from harness.base.files import NotFinished
 from harness.campaign import inputs, provenance
@@ -24,7 +24,8 @@ from harness.config.plan import Cell
 from harness.dataset import campaign_order
 from harness.machine import doctor
 from harness.records import Draft, ResultsError, Stored
-from harness.records.parts import Fleet, plain
+from harness.records.parts import Fleet
+from harness.records.values import plain
 from harness.stacks import build
 from runners.protocol import Rows
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import psutil
 
-from harness.analysis.disturbances import BusyProcess
+from harness.analysis.attempts import BusyProcess
 from harness.machine.cpu_times import BUSY_SHARE, busy_share
 from harness.records.measured import WaitedForQuiet
 

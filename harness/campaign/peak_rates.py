@@ -18,7 +18,7 @@ from harness.campaign.repeat import Inputs
 from harness.machine import ProbeError
 from harness.machine.probes import MatrixRate
 from harness.records import measured
-from harness.records.parts import plain
+from harness.records.values import plain
 from harness.stacks.adopted import Interpreter
 from harness.stacks.header import stacks
 from runners.protocol import Request

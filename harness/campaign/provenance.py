@@ -23,8 +23,8 @@ from harness.config.plan import Cell
 from harness.config.variants import weights_of
 from harness.models import yarn
 from harness.models.locate import Ready
-from harness.records import Draft, parts
-from harness.records.parts import plain
+from harness.records import Draft, common, parts
+from harness.records.values import plain
 from harness.stacks.adopted import Interpreter
 from harness.stacks.build import key_of
 from harness.stacks.header import runners_folder
@@ -37,7 +37,7 @@ class Shared(TypedDict):
 
     campaign: parts.Campaign
     protocol: Any
-    harness: parts.Version
+    harness: common.Version
     machine: parts.Machine
     doctor: NotRequired[list[parts.Finding]]
 
@@ -52,10 +52,10 @@ class Requested(TypedDict):
     started_utc: str
     stack: str
     variant: str
-    asked: parts.Asked
+    asked: common.Asked
     model: parts.Model
     workload: parts.Workload
-    conditions: parts.Conditions | None
+    conditions: common.Conditions | None
 
 
 def campaign_fields(experiment: Experiment, config_path: Path, command_line: Sequence[str]) -> Shared:
@@ -135,11 +135,11 @@ def weights_facts(ready: Ready) -> Any:
     return facts
 
 
-def environment_facts(cell: Cell, interpreter: Interpreter) -> parts.Environment:
+def environment_facts(cell: Cell, interpreter: Interpreter) -> common.Environment:
     """How an environment was built; of an adopted interpreter, the differences from the pins. The
     interpreter's path is private, and left out."""
     made = interpreter.environment
-    facts: parts.Environment = {
+    facts: common.Environment = {
         "name": made.name,
         "lock": list(interpreter.lock),
         "runner": source_digest(cell.variant.stack),

@@ -12,7 +12,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from harness.analysis import quality as analysis_quality
-from harness.analysis.quality import Scores
+from harness.analysis import quality_figures, token_scores
+from harness.analysis.token_scores import Scores
 from harness.base.files import CacheError, NotFinished
 from harness.campaign import forecast, reference_files, reference_scores, scored_records
 from harness.campaign.loaded_model import made_of
@@ -28,7 +29,7 @@ from harness.campaign.worker import Facts
 from harness.config import Quality, Variant
 from harness.config.plan import Cell
 from harness.models.locate import WeightsError
-from harness.records import Stored, kinds
+from harness.records import Stored, checked, scored
 from harness.stacks.header import references
 
 __all__ = ["BadReference", "GivenReference", "NotExported", "TextError", "export", "score", "texts_of"]
@@ -136,7 +137,7 @@ class _Comparison:
         campaign, say = self._campaign, self._campaign.watcher.say
         reference = {"file": self._given.identity} if self._given else self._reference.identity
         asked = {"method": METHOD, "text": self._text.sha256, "reference": reference}
-        result: kinds.Quality = {"asked": asked}
+        result: scored.Quality = {"asked": asked}
         if kept := scored_records.earlier(campaign, cell, QUALITY, result):
             say(f"{cell.title} has already been scored")
             return kept
@@ -150,7 +151,7 @@ class _Comparison:
 
         return scored_records.recorded(campaign, cell, QUALITY, result, compare)
 
-    def _compare(self, job: LogitsJob, result: kinds.Quality) -> None:
+    def _compare(self, job: LogitsJob, result: scored.Quality) -> None:
         """Score the windows, and add the result. Raises NoLogits, NotReady, _NotFinite."""
         weights, text, workload = job.inputs.weights, self._text, self._workload
         if weights is None:
@@ -177,17 +178,17 @@ class _Comparison:
             result["no_reference"] = str(lack)
         scores: list[Scores] = []
 
-        def add(number: int, rows: analysis_quality.Logits, targets: Sequence[int]) -> None:
+        def add(number: int, rows: token_scores.Logits, targets: Sequence[int]) -> None:
             kept = reference.window(number) if reference else None
-            scores.append(analysis_quality.scores(rows, targets, kept))
+            scores.append(token_scores.scores(rows, targets, kept))
             result["vocabulary"] = rows.shape[1]
 
         try:
             facts = self._windows(job, tokens, add)
-        except analysis_quality.OtherVocabulary as other:
+        except token_scores.OtherVocabulary as other:
             raise NotReady("refused", f"{other}: a KL divergence needs the same tokens") from other
         made, chunks = made_of(job.cell, weights), workload.chunks
-        of_depths: list[kinds.AtDepth] = []
+        of_depths: list[scored.AtDepth] = []
         for number, depth in enumerate((workload.n_ctx, *workload.depths)):
             numbers = range(number * chunks, (number + 1) * chunks)
             nll = [reference.window(window).nll for window in numbers] if reference else None
@@ -197,8 +198,8 @@ class _Comparison:
                     "depth": depth,
                     "windows": chunks,
                     "scored": chunks * workload.positions,
-                    "figures": analysis_quality.figures(*values),
-                    "means": analysis_quality.means(*values),
+                    "figures": quality_figures.figures(*values),
+                    "means": quality_figures.means(*values),
                 }
             )
         base, *at_depth = of_depths
@@ -215,13 +216,13 @@ class _Comparison:
             "seconds": facts.get("seconds"),
         }
         if reference:
-            result["loss_nats"] = analysis_quality.loss_nats(scores)
+            result["loss_nats"] = quality_figures.loss_nats(scores)
 
     def _windows(
         self,
         job: LogitsJob,
         tokens: Tokens,
-        add: Callable[[int, analysis_quality.Logits, Sequence[int]], None],
+        add: Callable[[int, token_scores.Logits, Sequence[int]], None],
     ) -> Facts:
         """Call `add` with the number of each window, the logits of its scored positions, and the text's token
         after each. Raises NoLogits, _NotFinite."""
@@ -229,7 +230,7 @@ class _Comparison:
 
         def check(number: int, logits: Logits) -> None:
             rows = logits[0][:positions]
-            if (place := analysis_quality.first_not_finite(rows)) is not None:
+            if (place := token_scores.first_not_finite(rows)) is not None:
                 raise _NotFinite(number + 1, len(tokens.windows[number]) - positions + place)
             add(number, rows, tokens.windows[number][-positions:])
 
@@ -276,14 +277,14 @@ class _Comparison:
         tokens = tokens_of(job.cell, inputs, preparation, self._workload, self._text)
         self._expect(tokens)
 
-        def make(folder: Path) -> kinds.Reference:
+        def make(folder: Path) -> checked.Reference:
             assert inputs.weights is not None  # tokens_of has used their tokenizer
             free = free_bytes(preparation.device_id)
             if reason := no_room(inputs.weights.sizes["parameters"], inputs.options.get("dtype"), free):
                 raise NoLogits("oom", reason)
             with Writer(folder, len(tokens.windows)) as writer:
                 facts = self._windows(
-                    job, tokens, lambda number, *rows: writer.add(number, analysis_quality.kept(*rows))
+                    job, tokens, lambda number, *rows: writer.add(number, token_scores.kept(*rows))
                 )
             return self._reference.described(job, why, facts)
 

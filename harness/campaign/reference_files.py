@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from harness.analysis.quality import TOP
+from harness.analysis.token_scores import TOP
 from harness.base import bounds
 from harness.base.files import (
     NotStarted,
@@ -27,8 +27,8 @@ from harness.campaign.worker import Facts
 from harness.config import Quality
 from harness.models.locate import Ready
 from harness.models.make import FULL_TYPES
-from harness.records import kinds
-from harness.records.parts import plain
+from harness.records import checked
+from harness.records.values import plain
 
 FORMAT = 1  # bump when a file's content means something else
 DESCRIPTION = "description.json"
@@ -111,7 +111,7 @@ class GivenReference:
             self._parameters = int(self._model["parameters"])
             self._windows = dict(self._described["windows"])
             reference = self._described["reference"]
-            self.description: kinds.Reference = plain(
+            self.description: checked.Reference = plain(
                 {
                     "name": str(reference["name"]),
                     "why": str(reference["why"]),
@@ -156,7 +156,7 @@ class GivenReference:
         except (OSError, *_DAMAGES) as damage:
             raise BadReference(f"{self._path}: is damaged: {damage}") from damage
 
-    def _extract(self, folder: Path) -> kinds.Reference:
+    def _extract(self, folder: Path) -> checked.Reference:
         with open_regular(self._path, links=True) as file, zipfile.ZipFile(file) as archive:
             for name in ARRAYS:
                 if (size := archive.getinfo(name).file_size) > bounds.REFERENCE_BYTES:

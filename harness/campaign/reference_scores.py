@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from harness.analysis.quality import Kept
+from harness.analysis.token_scores import Kept
 from harness.base import bounds
 from harness.base.files import (
     bytes_of,
@@ -22,7 +22,7 @@ from harness.base.files import (
     exclusive,
     made,
 )
-from harness.records import kinds
+from harness.records import checked
 
 METHOD = 2  # bump when other values are kept
 ARRAYS = ("codes.npy", "top.npy", "nll.npy")
@@ -39,7 +39,7 @@ class KeptReference:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._codes, self._top, self._nll = (np.load(folder / name, mmap_mode="r") for name in ARRAYS)
-        self.description: kinds.Reference = json.loads((folder / _COMPLETE).read_text())
+        self.description: checked.Reference = json.loads((folder / _COMPLETE).read_text())
 
     @property
     def vocabulary(self) -> int:
@@ -50,7 +50,7 @@ class KeptReference:
         return Kept(self._codes[number], self._top[number], self._nll[number])
 
 
-def kept(known_by: object, make: Callable[[Path], kinds.Reference]) -> KeptReference:
+def kept(known_by: object, make: Callable[[Path], checked.Reference]) -> KeptReference:
     """The reference that `known_by` identifies: kept, or made now. `make`: writes ARRAYS to a folder, and
     returns the description.
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from harness import records
-from harness.analysis import gpu_sharing, sensors, throttling
+from harness.analysis import device_energy, gpu_sharing, sensors, throttling
 from harness.base.nvml import UUIDS
 from harness.base.variables import recorded
 from harness.campaign import worker, worker_life
@@ -23,9 +23,9 @@ from harness.machine.sensor_values import GPU_OTHERS, GPU_OTHERS_COLUMN
 from harness.machine.sensors import SensorSampler
 from harness.models.engine_files import EngineFiles
 from harness.models.locate import Ready
-from harness.records import Draft, ResultsError, Running, Stored, TokenTimes, measured, parts
-from harness.records.kinds import UntimedEnd
-from harness.records.parts import plain
+from harness.records import Draft, ResultsError, Running, Stored, TokenTimes, measured, parts, sensed
+from harness.records.searched import UntimedEnd
+from harness.records.values import plain
 from harness.stacks.adopted import Interpreter
 from harness.stacks.header import Value
 from runners.protocol import Died, Done, Event, Failed, Loaded, Phase, Request, Rows, Tokens
@@ -233,7 +233,7 @@ def _utc_of(t_ns: int) -> str:
 
 def _sensor_record(
     sampler: SensorSampler, during: sensors.Timed | None, done: measured.EndFacts | None
-) -> measured.Sensors:
+) -> sensed.Sensors:
     """The summary of the sensors, and their readings during the timed section."""
     summary, columns = sampler.summary(), sampler.columns
     others = gpu_sharing.others_on_gpu(columns, during, done)
@@ -244,7 +244,7 @@ def _sensor_record(
         "timed": sensors.gauges(columns, during),
         "throttled": throttling.seen(columns, during),
         "others_on_gpu": others,
-        "energy": sensors.measured_energy(columns, sampler.energy, during),
+        "energy": device_energy.measured_energy(columns, sampler.energy, during),
     }
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from itertools import groupby
 
 from harness import records
-from harness.analysis.disturbances import counting
+from harness.analysis.attempts import counting
 from harness.analysis.verdicts import USABLE, Verdict, attempts_left, verdict
 from harness.campaign import other_processes
 from harness.campaign.opening import RecordsByRepeat, Watcher

@@ -13,8 +13,10 @@ from harness.campaign.repeat import Inputs, NotReady
 from harness.config import plan
 from harness.config.plan import Cell
 from harness.records import Record, Running, Stored
-from harness.records.kinds import Check, Quality, UntimedEnd
-from harness.records.parts import plain
+from harness.records.checked import Check
+from harness.records.scored import Quality
+from harness.records.searched import UntimedEnd
+from harness.records.values import plain
 
 
 @dataclass(frozen=True)

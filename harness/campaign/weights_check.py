@@ -26,8 +26,8 @@ from harness.campaign.worker import Facts
 from harness.config.plan import Cell
 from harness.models.locate import WeightsError
 from harness.models.make import FULL_TYPES
-from harness.records import Record, Stored, kinds
-from harness.records.kinds import Check, CheckAsked
+from harness.records import Record, Stored, checked
+from harness.records.checked import Check, CheckAsked
 from harness.stacks.header import references
 from harness.theory.decoder import dense_fields
 from harness.theory.packed_sizes import Packing
@@ -87,8 +87,8 @@ class _Answer:
 
     logits: Logits
     ids: list[int]
-    description: kinds.Reference
-    experts: kinds.Experts | None
+    description: checked.Reference
+    experts: checked.Experts | None
 
 
 class _Comparison:
@@ -218,9 +218,9 @@ class _Comparison:
             result["own_failure"] = str(failure)
 
 
-def _row(theirs: _Answer, ours: Logits, windows: Sequence[Sequence[int]]) -> kinds.OwnWeights:
+def _row(theirs: _Answer, ours: Logits, windows: Sequence[Sequence[int]]) -> checked.OwnWeights:
     """Raises ValueError: the vocabularies differ."""
-    row: kinds.OwnWeights = {
+    row: checked.OwnWeights = {
         "settings": [],
         "reference": theirs.description,
         "depths": agreement.compare(*theirs.logits, *ours, windows),
@@ -235,7 +235,7 @@ def _lengthened(cell: Cell) -> Cell:
     return replace(cell, workload=cell.workload.model_copy(update={"prompt_tokens": cell.tokens}))
 
 
-def _followed(facts: Facts | None) -> kinds.Experts | None:
+def _followed(facts: Facts | None) -> checked.Experts | None:
     """Statistics on experts, from a reference that followed a variant's; None: it followed none."""
     if not facts or "followed" not in facts:
         return None

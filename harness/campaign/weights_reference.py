@@ -29,7 +29,7 @@ from harness.machine.cgroups import free_memory_bytes
 from harness.models.gguf_files import type_in
 from harness.models.locate import Ready, WeightsError
 from harness.models.make import FULL_TYPES, SOURCE_QUANT
-from harness.records import kinds
+from harness.records import checked
 from harness.stacks.adopted import Interpreter
 from harness.stacks.header import references
 from harness.theory.ggml_types import element_bytes
@@ -79,7 +79,7 @@ class Reference:
         self._failure: NoLogits | None = None
 
     @cached_property
-    def identity(self) -> kinds.ReferenceAsked | None:
+    def identity(self) -> checked.ReferenceAsked | None:
         """Identifies the reference across campaigns; None if there is none."""
         if self._cell is None:
             return None
@@ -132,7 +132,7 @@ class Reference:
         with tempfile.TemporaryDirectory(prefix="harness-check-") as folder:
             return job(LogitsJob(cell, inputs, Path(folder), self.folder, self.seconds, say), why)
 
-    def described(self, job: LogitsJob, why: str, job_facts: Facts) -> kinds.Reference:
+    def described(self, job: LogitsJob, why: str, job_facts: Facts) -> checked.Reference:
         """Describe a reference that has run, for a record."""
         cell, inputs = job.cell, job.inputs
         return {

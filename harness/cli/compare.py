@@ -12,7 +12,7 @@ from pathlib import Path
 from harness.base import data
 from harness.base.text import printable_lines, unfiltered
 from harness.cli import NOT_OK, NOT_STARTED, OK, REGRESSION, Mistake, say
-from harness.compare import Comparison, ab, compare, sides
+from harness.compare import Comparison, ab, compare, github, page, sides
 from harness.compare import show as compare_show
 from harness.dataset.rows import without_collection
 from harness.records.files import write_output
@@ -20,7 +20,7 @@ from harness.records.files import write_output
 TEXTS: dict[str, Callable[[Comparison], str]] = {
     "md": compare_show.markdown,
     "json": compare_show.array,
-    "html": compare_show.comparison_page,
+    "html": page.comparison_page,
 }
 
 
@@ -71,7 +71,7 @@ def show(comparison: Comparison, arguments: argparse.Namespace) -> int:
         text = compare_show.terminal(comparison, arguments.wide or output is not None)
     elif form == "gha":
         _on_github(comparison)
-        text, output = compare_show.as_json(comparison.rows), output or Path("reports") / "benchmark.json"
+        text, output = github.as_json(comparison.rows), output or Path("reports") / "benchmark.json"
     else:
         text, default = TEXTS[form](comparison), Path("reports") / "compare.html"
         output = output or (default if form == "html" else None)
@@ -86,7 +86,7 @@ def show(comparison: Comparison, arguments: argparse.Namespace) -> int:
 
 def _on_github(comparison: Comparison) -> None:
     """Print annotations, and append the tables to the job summary if there is one."""
-    print("\n".join(compare_show.commands(comparison)), file=unfiltered(sys.stdout))
+    print("\n".join(github.commands(comparison)), file=unfiltered(sys.stdout))
     if summary := os.environ.get("GITHUB_STEP_SUMMARY"):
         with Path(summary).open("a", encoding="utf-8") as lines:
             lines.write(printable_lines(compare_show.markdown(comparison)))

@@ -7,7 +7,7 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from harness.analysis import flags as analysis_flags
+from harness.analysis import withheld
 from harness.analysis.warnings import Warnings
 from harness.api.fit import check_variants, limits
 from harness.base.text import printable, shortened, unknown
@@ -22,7 +22,7 @@ OF_SPEED = (*OF_WEIGHTS, Warnings.slope_faster_than_limit)
 GATES = (
     *(warning.name for warning in OF_SPEED),
     *("identical_series", "early_stop", "died", "drift", "repetitions_differ"),
-    *analysis_flags.OF_LINE,
+    *withheld.OF_LINE,
 )
 """Warnings that `fit` can raise on a log."""
 

@@ -58,7 +58,7 @@ def _view(arguments: argparse.Namespace) -> int:
     """One of the views of one folder or bundle. Raises Mistake, ResultsError."""
     if len(arguments.dir) > 1:
         raise Mistake("--list, --memory, --history and --export show one folder: name one")
-    from harness.share.bundle import as_folder
+    from harness.share.read_bundle import as_folder
 
     (path,) = arguments.dir
     with as_folder(path) as folder:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from harness.analysis.disturbances import disturbance_summary
+from harness.analysis.attempts import disturbance_summary
 from harness.api.load import Source, of_records
 from harness.base.text import few
 from harness.cli import OK, say

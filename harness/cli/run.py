@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from harness.analysis.disturbances import disturbance_summary
+from harness.analysis.attempts import disturbance_summary
 from harness.analysis.verdicts import USABLE
 from harness.api import named_models
 from harness.api.inputs import chosen

@@ -15,7 +15,7 @@ from harness.cli import NOT_OK, OK, Mistake, say
 from harness.machine.owner import owner_names
 from harness.records import Record, ResultsError, Stored, no_records
 from harness.records.files import write_output
-from harness.share import bundle, card
+from harness.share import card, card_records, make_bundle, read_bundle
 from harness.share.anonymize import Anonymizer
 from harness.share.bundle import SUFFIX
 from harness.share.verify import verify
@@ -36,7 +36,7 @@ def run(arguments: argparse.Namespace) -> int:
 def _card(arguments: argparse.Namespace) -> int:
     """Print the card, or write its picture. Raises ResultsError: nothing to show, or the file cannot be
     written."""
-    with bundle.as_folder(arguments.dir) as folder:
+    with read_bundle.as_folder(arguments.dir) as folder:
         every = list(stored_in(folder))
         if not every:
             raise no_records(arguments.dir)
@@ -66,16 +66,16 @@ def _of_one_place(every: Sequence[Stored], arguments: argparse.Namespace) -> lis
     def names(places: Iterable[tuple[str, str]]) -> str:
         return list_named(sorted(f"{machine}/{model}" for machine, model in places), SHOWN)
 
-    places = card.newest_places(chosen)
+    places = card_records.newest_places(chosen)
     machine, model = places[0]
     if len(places) > 1:
         raise Mistake(
             f"{arguments.dir}: a card shows one model on one machine, and its newest campaign has "
             f"{len(places)} ({names(places)}); name one: --only '{machine}/{model}.*'"
         )
-    if others := {card.place(each.record) for each in chosen} - set(places):
+    if others := {card_records.place(each.record) for each in chosen} - set(places):
         say(f"the card of the newest campaign; for another: --only GLOB ({names(others)})")
-    return card.latest([each for each in chosen if card.place(each.record) == places[0]])
+    return card_records.latest([each for each in chosen if card_records.place(each.record) == places[0]])
 
 
 def _matches(record: Record, globs: Sequence[str]) -> bool:
@@ -95,8 +95,8 @@ def _bundle(arguments: argparse.Namespace) -> int:
     stored = list(stored_in(arguments.dir))
     if not stored:
         raise no_records(arguments.dir)
-    content = bundle.made(stored, Anonymizer([*owner_names(), *arguments.hide]))
-    bundle.write(target, content)
+    content = make_bundle.made(stored, Anonymizer([*owner_names(), *arguments.hide]))
+    make_bundle.write(target, content)
     print(f"{target.absolute()}: {plural(len(stored), 'record')}, {len(content) / 1e6:.2f} MB")
     verification = verify(target)
     for reason in verification.reasons[:SHOWN]:

@@ -12,7 +12,7 @@ from harness.analysis.figures import FAMILIES
 from harness.base.text import plural
 from harness.compare import sides
 from harness.compare.cells import NAMES_SHOWN, Cells, difference, lost, path, same_weights, statuses
-from harness.compare.judge import INVALID, WORSE, MetricChange, Runs, SharedFigures, judged
+from harness.compare.judge import INVALID, WORSE, MetricChange, SharedFigures, judged
 from harness.compare.sides import Key, Side
 from harness.compare.surroundings import changed
 from harness.records import ResultsError, Stored
@@ -42,7 +42,7 @@ class Lost(OfCell):
 
 
 class Differing(TypedDict):
-    """What else differs between the sides, for these cells; null: for all of them."""
+    """What else differs between the sides, for these cells; None: for all of them."""
 
     what: str
     base: str
@@ -112,7 +112,12 @@ def compare(base: Side, new: Side, fail_on: Mapping[str, float]) -> Comparison:
     of = {names[key]: key for key in common if key not in why_not}
     pairs = {name: (before.runs(key), after.runs(key)) for name, key in of.items()}
     thresholds = {family: fail_on.get(family, DEFAULT_THRESHOLD) for family in FAMILIES}
-    verdicts = judged(pairs, thresholds, _history(base, new, of))
+    # Earlier campaigns of this machine.
+    earlier = Cells(Side("history", sides.history(base, new), base.checks))
+    history = {
+        name: runs for name, key in of.items() if key in earlier and (runs := earlier.runs(key)).campaigns
+    }
+    verdicts = judged(pairs, thresholds, history)
     rows: list[Change] = [
         {**_cell(name, of[name]), **row, "fails": row["family"] in fail_on and _regressed(row)}
         for name, row in verdicts.rows
@@ -146,19 +151,13 @@ def _regressed(row: MetricChange) -> bool:
     return row["verdict"] in WORSE and row["nights"] >= row["nights_to_fail"]
 
 
-def _history(base: Side, new: Side, of: Mapping[str, Key]) -> dict[str, Runs]:
-    """Each cell's runs in earlier campaigns of this machine, by the cell's name."""
-    cells = Cells(Side("history", sides.history(base, new), base.checks))
-    return {name: runs for name, key in of.items() if key in cells and (runs := cells.runs(key)).campaigns}
-
-
 def _cell(name: str, key: Key) -> OfCell:
     machine, device, cell = key
     return {"name": name, "cell": cell, "machine": machine, "device": device}
 
 
 def _why_not(before: Cells, after: Cells, key: Key) -> str | None:
-    """Why a common cell cannot be compared, as a clause; null: it can."""
+    """Why a common cell cannot be compared, as a clause; None: it can."""
     for cells, where in ((before, "in the baseline"), (after, "in the new runs")):
         if not cells.runs(key).campaigns:
             return f"no repeat is ok {where}: {statuses(cells.rows(key))}"
@@ -177,22 +176,22 @@ def _moved(before: Cells, after: Cells, keys: Iterable[Key], names: Mapping[Key,
 
 def _alone(cells: Cells, others: Cells, where: str, names: Mapping[Key, str]) -> dict[Key, str]:
     """The cells that only one side has, with the reason."""
-    found = {}
+    reasons = {}
     named = {(*key[:2], names[key]): key for key in others}
     for key in cells:
         if key in others:
             continue
         machine, device, cell = key
         elsewhere = [f"{m} ({d})" for m, d, c in others if c == cell]
-        found[key] = f"only the {where} it on this machine and device"
+        reasons[key] = f"only the {where} it on this machine and device"
         if other := named.get((machine, device, names[key])):
             apart = difference(cells.example(key), others.example(other))
-            found[key] += f"; the other side's cell of this name has {apart}: harness ab compares two"
+            reasons[key] += f"; the other side's cell of this name has {apart}: harness ab compares two"
         if elsewhere:
-            found[key] = (
+            reasons[key] = (
                 f"measured on {machine} ({device}) and on {', '.join(elsewhere)}: not the same machine"
             )
-    return found
+    return reasons
 
 
 def _nothing_in_common(base: Side, before: Cells, new: Side, after: Cells, names: Mapping[Key, str]) -> str:
@@ -213,12 +212,12 @@ def _nothing_in_common(base: Side, before: Cells, new: Side, after: Cells, names
 def differing(records: OfSides) -> list[Differing]:
     """Each difference between the records of two sides once, with the cells it applies to; None: all. Raises
     ResultsError if a record cannot be read."""
-    found: dict[tuple[str, str, str], list[str]] = {}
+    cells_of: dict[tuple[str, str, str], list[str]] = {}
     for name, sides_of_cell in records.items():
         before, after = ([stored.record for stored in side] for side in sides_of_cell)
         for each in changed(before, after):
-            found.setdefault((each["what"], each["before"], each["after"]), []).append(name)
+            cells_of.setdefault((each["what"], each["before"], each["after"]), []).append(name)
     return [
         {"what": what, "base": was, "new": now, "cells": None if len(cells) == len(records) else cells}
-        for (what, was, now), cells in found.items()
+        for (what, was, now), cells in cells_of.items()
     ]

@@ -10,8 +10,8 @@ from statistics import fmean
 
 from harness import compare, records
 from harness.analysis import paired
+from harness.analysis.attempts import counting
 from harness.analysis.columns import Repeat
-from harness.analysis.disturbances import counting
 from harness.analysis.figures import BY_NAME, COMPARED, Figure
 from harness.analysis.paired import Change, discoveries
 from harness.analysis.verdicts import USABLE

@@ -83,7 +83,7 @@ class Cells:
     def example(self, key: Key) -> Record:
         """The first record of a cell that got ready to run, if there is one."""
         every = self.stored(key)
-        return next((each.record for each in every if "environment" in each.record), every[0].record)
+        return next((stored.record for stored in every if "environment" in stored.record), every[0].record)
 
     def weights(self, key: Key) -> set[str]:
         """Sources of its weights: synthetic, path or hub."""

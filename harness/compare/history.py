@@ -86,8 +86,8 @@ def figure(series: Series, steps: Sequence[Step]) -> Chart:
     together = math.ceil(len(began) / MOST_DRAWN)
     parts = [range(at, min(at + together, len(began))) for at in range(0, len(began), together)]
     points = [_middle(series, part, per) for part in parts]
-    known = [value for value in points if value is not None]
-    low, high = min(known), max(known)
+    points_drawn = [value for value in points if value is not None]
+    low, high = min(points_drawn), max(points_drawn)
     headroom = max(MARGIN * (low + high) / 2, (high - low) * MARGIN)
     drawn: list[tuple[str | None, float | None]] = []
     for part, point in zip(parts, points, strict=True):
@@ -142,7 +142,7 @@ def figure(series: Series, steps: Sequence[Step]) -> Chart:
 
 
 def _middle(series: Series, part: Sequence[int], per: float) -> float | None:
-    """The median of some nights; null where none has a value."""
+    """The median of some nights; None where none has a value."""
     values = [value / per for at in part if (value := series.values[at]) is not None]
     return statistics.median(values) if values else None
 

@@ -9,7 +9,7 @@ from statistics import fmean
 
 from typing_extensions import TypedDict
 
-from harness.analysis import quality
+from harness.analysis import quality_figures
 from harness.analysis.baseline import baseline
 from harness.analysis.columns import AnyRow, Score, is_score, is_search
 from harness.analysis.differences import Difference, Differences, beyond, costs, differences, significant
@@ -23,7 +23,7 @@ BETTER = tuple(better for _, better in VERDICTS.values())
 LEVEL = 0.9  # of the intervals
 FEWEST_REPEATS = 2  # of a baseline: one repeat shows no run-to-run noise
 # Standard deviation assumed between campaigns where a machine's own is unknown, by family. Speed: the worst
-# of the days in benchmarks/validity/comparing.py. Memory is counted, and hardly depends on the day; quality
+# of the days that benchmarks/validity simulates. Memory is counted, and hardly depends on the day; quality
 # differs by rounding alone.
 ASSUMED = {"slower": 0.03, "energy": 0.03, "memory": 0.002, "context": 0.002, "quality": 0.0002}
 
@@ -75,21 +75,21 @@ class Runs:
 
     def costs(self, metric: Figure) -> dict[str, list[float]]:
         """The metric's costs by campaign, without campaigns that have none."""
-        found = {}
+        by_campaign = {}
         for campaign, rows in self.campaigns.items():
             valid = [row for row in rows if row["status"] in metric.statuses]
             values = [value for row in valid if (value := metric.value(row)) is not None]
             if values:
-                found[campaign] = [metric.cost(value) for value in values]
-        return found
+                by_campaign[campaign] = [metric.cost(value) for value in values]
+        return by_campaign
 
     def errors(self, metric: Figure) -> dict[str, float]:
         """By campaign, the standard error of a repeat by blocks of tokens (root mean square), where known."""
-        found = {}
+        by_campaign = {}
         for campaign, rows in self.campaigns.items():
             if errors := [error for row in rows if row["status"] == "ok" and (error := metric.error(row))]:
-                found[campaign] = math.sqrt(fmean(error**2 for error in errors))
-        return found
+                by_campaign[campaign] = math.sqrt(fmean(error**2 for error in errors))
+        return by_campaign
 
     @property
     def repeats(self) -> int:
@@ -169,9 +169,9 @@ def judged(
             of_metric, figures = _campaigns(metric, compared, pairs, history or {})
             noisy += of_metric
             shared.append(figures)
-    changes = significant({number: each.difference for number, each in enumerate(noisy)})
-    for number, each in enumerate(noisy):
-        _verdict(each, changes[number], len(noisy))
+    changes = significant({number: noisy_row.difference for number, noisy_row in enumerate(noisy)})
+    for number, noisy_row in enumerate(noisy):
+        _verdict(noisy_row, changes[number], len(noisy))
     order = {name: number for number, name in enumerate(pairs)}
     return Judged(sorted(rows, key=lambda named: order[named[0]]), shared)
 
@@ -189,22 +189,28 @@ def _campaigns(
     values, errors = [], []
     for name in rows:
         base, new = (side.errors(metric) for side in pairs[name])
-        values.append([*(bases[name].get(each, []) for each in campaigns), *news[name].values()])
-        errors.append([*(base.get(each, 0.0) for each in campaigns), new.get(next(iter(news[name])), 0.0)])
+        values.append([*(bases[name].get(campaign, []) for campaign in campaigns), *news[name].values()])
+        errors.append(
+            [*(base.get(campaign, 0.0) for campaign in campaigns), new.get(next(iter(news[name])), 0.0)]
+        )
     table = costs(values, errors)
     settled = baseline(table, bound, prior)
     earlier = {name: history[name].costs(metric) for name in rows if name in history}
     names = sorted({campaign for of_cell in earlier.values() for campaign in of_cell})
     past = (
-        costs([[earlier.get(name, {}).get(each, []) for each in names] for name in rows]) if names else None
+        costs([[earlier.get(name, {}).get(campaign, []) for campaign in names] for name in rows])
+        if names
+        else None
     )
-    found = differences(table, settled.campaigns, len(campaigns), prior, past)
-    shared = _shared(metric, found)
+    compared = differences(table, settled.campaigns, len(campaigns), prior, past)
+    shared = _shared(metric, compared)
     for cell, (name, row) in enumerate(rows.items()):
-        kept = [costs for costs, keep in zip(values[cell], settled.campaigns[cell], strict=True) if keep]
-        if left_out := len(bases[name]) - len(kept):
-            row["base"] = metric.figure(fmean(map(fmean, kept)))
-            row["base_repeats"], row["base_campaigns"] = sum(map(len, kept)), len(kept)
+        baseline_costs = [
+            costs for costs, keep in zip(values[cell], settled.campaigns[cell], strict=True) if keep
+        ]
+        if left_out := len(bases[name]) - len(baseline_costs):
+            row["base"] = metric.figure(fmean(map(fmean, baseline_costs)))
+            row["base_repeats"], row["base_campaigns"] = sum(map(len, baseline_costs)), len(baseline_costs)
             are = "is" if left_out == 1 else "are"
             changed = f"{plural(left_out, 'earlier campaign')} changed as well"
             row["reason"] = f"{changed} and {are} not in the baseline"
@@ -213,7 +219,7 @@ def _campaigns(
         row["shared_between"] = shared["between"]
     noisy = [
         _Noisy(row, metric, difference, settled.far)
-        for row, difference in zip(rows.values(), found.every, strict=True)
+        for row, difference in zip(rows.values(), compared.every, strict=True)
     ]
     return noisy, shared
 
@@ -274,16 +280,16 @@ def _row(metric: Figure, base: Runs, new: Runs, threshold: float) -> MetricChang
     return row
 
 
-def _shared(metric: Figure, found: Differences) -> SharedFigures:
+def _shared(metric: Figure, compared: Differences) -> SharedFigures:
     """The shift that all cells share; without one, only how campaigns differ."""
-    change, ends = relative(metric, found.shared) if found.shared else (None, None)
-    cells = found.cells if found.shared else None
+    change, ends = relative(metric, compared.shared) if compared.shared else (None, None)
+    cells = compared.cells if compared.shared else None
     return {
         "metric": metric.name,
         "cells": cells,
         "change": change,
         "ci90": ends,
-        "between": found.days.source,
+        "between": compared.days.source,
     }
 
 
@@ -364,9 +370,9 @@ def _quality(row: MetricChange, metric: Figure, base: Score, new: Score) -> Diff
     if apart or base["windows"] != new["windows"] or not base["means"] or not new["means"]:
         row["verdict"], row["reason"] = INVALID, "the two scores are of other text, tokens or windows"
         return None
-    if (windows := len(base["means"]["nll"])) < quality.FEWEST_WINDOWS:
+    if (windows := len(base["means"]["nll"])) < quality_figures.FEWEST_WINDOWS:
         why = f"{plural(windows, 'window')} of text are too few to judge by; score at least"
-        why += f" {quality.FEWEST_WINDOWS} (`chunks` of the workload `quality`)"
+        why += f" {quality_figures.FEWEST_WINDOWS} (`chunks` of the workload `quality`)"
         row["verdict"], row["reason"] = INVALID, why
         return None
-    return Difference(quality.change(base["means"]["nll"], new["means"]["nll"], LEVEL))
+    return Difference(quality_figures.change(base["means"]["nll"], new["means"]["nll"], LEVEL))

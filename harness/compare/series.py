@@ -174,7 +174,7 @@ def _names(cells: Mapping[Cell, Sequence[Night]]) -> list[str]:
 
 def _series(name: str, cell: Cell, metric: Figure, ran: Sequence[Night]) -> Series | None:
     """The series of a figure; None where no night has a value."""
-    values = [_first([row[metric.name] for row in rows]) for rows in ran]
+    values = [next((row[metric.name] for row in rows if row[metric.name] is not None), None) for rows in ran]
     if all(value is None for value in values):
         return None
     counted = "ok" if metric.statuses == ("ok",) else "usable"
@@ -187,10 +187,6 @@ def _series(name: str, cell: Cell, metric: Figure, ran: Sequence[Night]) -> Seri
     identity = {key: ran[0][0][key] for key in ("cell", "model", "stack", "variant", "machine")}
     identity["device"] = cell.device
     return Series(name, identity, metric, ran, values, whys, statistics.median(spreads or [0.0]))
-
-
-def _first(values: Iterable[float | None]) -> float | None:
-    return next((value for value in values if value is not None), None)
 
 
 def _why(rows: Night) -> str:

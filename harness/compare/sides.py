@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from harness import records as harness_records
+from harness.analysis.attempts import counting
 from harness.analysis.differences import FEWEST_CAMPAIGNS
-from harness.analysis.disturbances import counting
 from harness.base.text import plural
 from harness.dataset import campaign_order
 from harness.dataset.judging import Judged
@@ -49,22 +49,22 @@ class _Folder:
     notes: Sequence[str]
 
 
-def side(given: str, results_folder: Path) -> Side:
+def side(path_or_day: str, results_folder: Path) -> Side:
     """The side for a folder, or for a day (YYYY-MM-DD, UTC) on which campaigns of the results folder began.
 
     Raises ResultsError.
     """
-    path = Path(given)
-    if not _DAY.fullmatch(given) or path.exists():
+    path = Path(path_or_day)
+    if not _DAY.fullmatch(path_or_day) or path.exists():
         folder = _read(path)
-        return _one(given, folder.found, folder)
+        return _one(path_or_day, folder.found, folder)
     folder = _read(results_folder)
-    of_day = [each for each in folder.found if each.facts["campaign"].startswith(given)]
+    of_day = [judged for judged in folder.found if judged.facts["campaign"].startswith(path_or_day)]
     if not of_day:
-        days = sorted({each.facts["campaign"][:10] for each in folder.found})
+        days = sorted({judged.facts["campaign"][:10] for judged in folder.found})
         known = f"days with campaigns: {len(days)}, from {days[0]} to {days[-1]}"
-        raise ResultsError(f"{results_folder}: no campaign began on {given}; {known}")
-    return _one(given, of_day, folder)
+        raise ResultsError(f"{results_folder}: no campaign began on {path_or_day}; {known}")
+    return _one(path_or_day, of_day, folder)
 
 
 def rolling(
@@ -76,42 +76,42 @@ def rolling(
     have the cell. `results`: the records of the folder, if they were read.
     """
     folder = _read(path, results)
-    known = [each for each in folder.found if campaign in (None, each.facts["campaign"])]
+    known = [judged for judged in folder.found if campaign in (None, judged.facts["campaign"])]
     if not known:
         late = folder.notes if campaign_order.from_the_future(str(campaign)) else [f"no campaign {campaign}"]
         raise ResultsError(f"{path}: {'; '.join(late)}")
-    newest = max(known, key=lambda each: each.facts["place"]).facts
+    newest = max(known, key=lambda judged: judged.facts["place"]).facts
     last, name = newest["campaign"], newest["config"]
     same = [
-        each
-        for each in folder.found
-        if (each.facts["config"], each.facts["machine"]) == (name, newest["machine"])
-        and each.facts["place"] <= newest["place"]
+        judged
+        for judged in folder.found
+        if (judged.facts["config"], judged.facts["machine"]) == (name, newest["machine"])
+        and judged.facts["place"] <= newest["place"]
     ]
-    before = [each for each in _campaigns(same) if each != last]
+    before = [campaign for campaign in _campaigns(same) if campaign != last]
     if not before:
         first = f"nothing to compare with: {last[:16]} is the first campaign of {name} there"
         raise ResultsError(f"{path}: {'; '.join([first, *folder.notes])}")
     by_cell: dict[Key, list[Judged]] = {}
-    for each in same:
-        by_cell.setdefault(cell_of(each), []).append(each)
+    for judged in same:
+        by_cell.setdefault(cell_of(judged), []).append(judged)
     base: list[Judged] = []
-    notes = [f"{path}: {each}" for each in folder.notes]
+    notes = [f"{path}: {note}" for note in folder.notes]
     for cell, mine in by_cell.items():
-        earlier = [each for each in _campaigns(mine) if each != last][-count:]
+        earlier = [campaign for campaign in _campaigns(mine) if campaign != last][-count:]
         # A cell dropped from the config is listed as not compared on the first night without it only.
-        if before[-1] in earlier or any(each.facts["campaign"] == last for each in mine):
-            base += [each for each in mine if each.facts["campaign"] in earlier]
+        if before[-1] in earlier or any(judged.facts["campaign"] == last for judged in mine):
+            base += [judged for judged in mine if judged.facts["campaign"] in earlier]
         elif earlier[-1] in before[-count:]:
             notes.append(f"{cell[2]}: last measured in the campaign of {earlier[-1][:16]}, not since")
-    nights = {each.facts["campaign"] for each in base}
+    nights = {judged.facts["campaign"] for judged in base}
     oldest = min(nights, default=last)
-    damages = [each for each in folder.damages if _when(each) >= oldest]
+    damages = [damage for damage in folder.damages if _when(damage) >= oldest]
     if elsewhere := len(folder.damages) - len(damages):
         notes.append(f"{path}: {plural(elsewhere, 'record')} of earlier campaigns cannot be read")
     words = "the campaign before" if len(nights) == 1 else f"the {len(nights)} campaigns before"
-    new = [each for each in same if each.facts["campaign"] == last]
-    others = [each for each in same if each.facts["campaign"] != last]
+    new = [judged for judged in same if judged.facts["campaign"] == last]
+    others = [judged for judged in same if judged.facts["campaign"] != last]
     history = {} if len(nights) >= FEWEST_CAMPAIGNS else _history(others)
     return (
         Side(words, _newest(base), folder.checks, damages, notes, history),
@@ -123,9 +123,9 @@ def history(base: Side, new: Side) -> Mapping[str, Sequence[Judged]]:
     """Campaigns that show how campaigns of this machine differ: of the baseline's folder, else of the new
     runs', without those that are compared on the other side. Empty: too few."""
     for side, other in ((base, new), (new, base)):
-        found = {name: records for name, records in side.history.items() if name not in other.ids}
-        if len(found) >= FEWEST_CAMPAIGNS:
-            return found
+        campaigns = {name: records for name, records in side.history.items() if name not in other.ids}
+        if len(campaigns) >= FEWEST_CAMPAIGNS:
+            return campaigns
     return {}
 
 
@@ -134,9 +134,9 @@ def copies(base: Side, new: Side) -> int:
     ResultsError if all are."""
     before, after = (
         {
-            (each.row_json, each.timed_json, each.facts["provenance"], each.facts["config"])
+            (result.row_json, result.timed_json, result.facts["provenance"], result.facts["config"])
             for judged in of.campaigns.values()
-            for each in judged
+            for result in judged
         }
         for of in (base, new)
     )
@@ -152,8 +152,8 @@ def cell_of(judged: Judged) -> Key:
 def _when(damage: str) -> str:
     """When the repeat of an unreadable record began, from its folder's name, in the form of campaign ids;
     sorts after all ids where the name has no time."""
-    found = _FOLDER.search(damage)
-    return "{}-{}-{}T{}:{}".format(*found.groups()) if found else "~"
+    match = _FOLDER.search(damage)
+    return "{}-{}-{}T{}:{}".format(*match.groups()) if match else "~"
 
 
 def _read(folder: Path, results: Found | None = None) -> _Folder:
@@ -162,20 +162,20 @@ def _read(folder: Path, results: Found | None = None) -> _Folder:
     damages = [f"passed over: {damage}" for damage in results.damages]
     own = results.own
     future = {
-        name for name in {each.facts["campaign"] for each in own} if campaign_order.from_the_future(name)
+        name for name in {judged.facts["campaign"] for judged in own} if campaign_order.from_the_future(name)
     }
-    found, checks = [], []
-    for each in own:
-        if each.facts["campaign"] in future:
+    comparable, checks = [], []
+    for judged in own:
+        if judged.facts["campaign"] in future:
             continue
-        if each.facts["kind"] == "checked":
-            checks.append(each)
-        elif why := each.facts["unjudged"]:
-            damages.append(f"passed over: {each.stored.folder}: cannot be judged: {why}")
+        if judged.facts["kind"] == "checked":
+            checks.append(judged)
+        elif why := judged.facts["unjudged"]:
+            damages.append(f"passed over: {judged.stored.folder}: cannot be judged: {why}")
         else:
-            found.append(each)
+            comparable.append(judged)
     notes = [campaign_order.left_out(future)] if future else []
-    if not found:
+    if not comparable:
         if future:
             raise ResultsError(f"{folder}: {notes[0]}")
         if others := len(results.judged) - len(own):
@@ -183,24 +183,24 @@ def _read(folder: Path, results: Found | None = None) -> _Folder:
         if damages:
             raise ResultsError(f"{folder}: no records that can be read ({damages[0]})")
         raise harness_records.no_records(folder)
-    return _Folder(found, checks, damages, notes)
+    return _Folder(comparable, checks, damages, notes)
 
 
 def _one(name: str, every: Sequence[Judged], folder: _Folder) -> Side:
     """All records as one campaign, with the latest set of versions (content key) of each cell."""
-    in_time = sorted(every, key=lambda each: each.facts["started_utc"])
-    latest = {cell_of(each): each.facts["content_key"] for each in in_time}
-    kept = [each for each in every if latest[cell_of(each)] == each.facts["content_key"]]
-    campaigns = _newest(kept, together=True)
-    again = len(kept) - sum(map(len, campaigns.values()))
+    in_time = sorted(every, key=lambda judged: judged.facts["started_utc"])
+    latest = {cell_of(judged): judged.facts["content_key"] for judged in in_time}
+    newest_version = [judged for judged in every if latest[cell_of(judged)] == judged.facts["content_key"]]
+    campaigns = _newest(newest_version, together=True)
+    again = len(newest_version) - sum(map(len, campaigns.values()))
     left_out = [
-        (len(every) - len(kept), "of earlier versions of the same cells"),
+        (len(every) - len(newest_version), "of earlier versions of the same cells"),
         (again, "of repeats that were measured again"),
     ]
-    notes = [f"{name}: {each}" for each in folder.notes]
+    notes = [f"{name}: {note}" for note in folder.notes]
     notes += [f"{name}: {plural(count, 'record')} {which} left out" for count, which in left_out if count]
-    same = [each for each in folder.found if latest.get(cell_of(each)) == each.facts["content_key"]]
-    ids = frozenset(each.facts["campaign"] for each in every)
+    same = [judged for judged in folder.found if latest.get(cell_of(judged)) == judged.facts["content_key"]]
+    ids = frozenset(judged.facts["campaign"] for judged in every)
     return Side(name, campaigns, folder.checks, folder.damages, notes, _history(same), ids)
 
 
@@ -209,12 +209,12 @@ def _history(every: Sequence[Judged]) -> dict[str, list[Judged]]:
     ids = _campaigns(every)[-MOST_CAMPAIGNS:]
     if len(ids) < FEWEST_CAMPAIGNS:
         return {}
-    return _newest([each for each in every if each.facts["campaign"] in ids])
+    return _newest([judged for judged in every if judged.facts["campaign"] in ids])
 
 
 def _campaigns(every: Iterable[Judged]) -> list[str]:
     """The ids of the campaigns, oldest first."""
-    places = {each.facts["campaign"]: each.facts["place"] for each in every}
+    places = {judged.facts["campaign"]: judged.facts["place"] for judged in every}
     return sorted(places, key=places.__getitem__)
 
 
@@ -222,13 +222,17 @@ def _newest(every: Iterable[Judged], together: bool = False) -> dict[str, list[J
     """The record that counts for each repeat of a cell, by campaign. `together`: as of one campaign without a
     name."""
     attempts: dict[tuple[str, Key, str, int], list[Judged]] = {}
-    for each in sorted(every, key=lambda each: each.facts["started_utc"]):
-        facts = each.facts
+    for result in sorted(every, key=lambda result: result.facts["started_utc"]):
+        facts = result.facts
         campaign = "" if together else facts["campaign"]
-        attempts.setdefault((campaign, cell_of(each), facts["kind"], facts["repeat"] or 0), []).append(each)
-    found: dict[str, list[Judged]] = {}
+        attempts.setdefault((campaign, cell_of(result), facts["kind"], facts["repeat"] or 0), []).append(
+            result
+        )
+    by_campaign: dict[str, list[Judged]] = {}
     by_place = sorted(attempts.items(), key=lambda item: (item[0][0] and item[1][0].facts["place"], item[0]))
     for (campaign, *_), judged in by_place:
-        counts = counting(judged, lambda each: each.facts["usable"], lambda each: each.facts["disturbed"])
-        found.setdefault(campaign, []).append(counts)
-    return found
+        counts = counting(
+            judged, lambda result: result.facts["usable"], lambda result: result.facts["disturbed"]
+        )
+        by_campaign.setdefault(campaign, []).append(counts)
+    return by_campaign

@@ -30,12 +30,12 @@ def changed(before: Sequence[Record], after: Sequence[Record]) -> list[dict[str,
     first."""
     was, now = ([surroundings(record) for record in side] for side in (before, after))
     names = dict.fromkeys(name for facts in [*was, *now] for name in facts)
-    found = []
+    differences = []
     for name in names:
         old, new = ([facts[name] for facts in side if name in facts] for side in (was, now))
         if values := _difference(name, old, new):
-            found.append({"what": name, "before": values[0], "after": values[1]})
-    return found
+            differences.append({"what": name, "before": values[0], "after": values[1]})
+    return differences
 
 
 def _difference(name: str, old: Sequence[Fact], new: Sequence[Fact]) -> tuple[str, str] | None:

@@ -8,19 +8,19 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import cast
 
 from harness.analysis import (
+    cell_intervals,
     depth,
-    repeat_figures,
     speculation,
     traffic,
+    withheld,
 )
 from harness.analysis import figures as registry
-from harness.analysis import flags as analysis_flags
+from harness.analysis.attempts import counting
 from harness.analysis.columns import (
     Cell,
     Ends,
     Repeat,
 )
-from harness.analysis.disturbances import counting
 from harness.analysis.verdicts import USABLE
 
 TimedRows = Callable[[Repeat], depth.Columns]
@@ -56,10 +56,10 @@ def per_cell(rows: Sequence[Repeat], timed_rows: TimedRows = lambda row: {}) -> 
     shown = [_shown(repeats) for repeats in grouped.values()]
     cells: list[Cell] = [
         {**_pooled(repeats, disturbed[key], timed_rows), **line}
-        for (key, repeats), line in zip(grouped.items(), repeat_figures.of_cells(shown), strict=True)
+        for (key, repeats), line in zip(grouped.items(), cell_intervals.of_cells(shown), strict=True)
     ]
-    for cell, repeats, rates in zip(cells, shown, repeat_figures.rates_at_depths(shown), strict=True):
-        analysis_flags.withhold(cell, repeats)
+    for cell, repeats, rates in zip(cells, shown, cell_intervals.rates_at_depths(shown), strict=True):
+        withheld.withhold(cell, repeats)
         for speed in cell["depths"]["at"] if cell["depths"] else []:
             speed["tokens_per_s_ci95"] = rates.get(speed["depth"])
     return cells

@@ -18,7 +18,7 @@ from typing import cast
 
 import numpy as np
 
-from harness.analysis import sensors
+from harness.analysis import device_energy, sensors
 from harness.analysis.columns import Cell, EnergySpent, Repeat
 from harness.analysis.figures import BY_NAME, of_section, pooled
 from harness.base import bounds
@@ -26,7 +26,7 @@ from harness.base.files import read_regular
 from harness.dataset import cell_rows
 from harness.dataset.study import Study
 from harness.records import ResultsError, Stored
-from harness.records.tables import Floats
+from harness.records.token_times import Floats
 
 LATEST_S = 1e11  # of a Unix time in seconds; what is later is in milliseconds
 # A meter's line is the mean since the one before: at both ends of a decode up to half an interval is of other
@@ -165,16 +165,16 @@ def _token_times(row: Repeat, stored: Stored) -> Floats | None:
 def _spent(log: PowerLog, at_s: Floats | None) -> EnergySpent:
     """What the meter counted between the first and the last token, which came at these Unix times."""
     if at_s is None:
-        return sensors.no_energy("the record does not say at what time its tokens came", SOURCE)
+        return device_energy.no_energy("the record does not say at what time its tokens came", SOURCE)
     first, last = at_s[0], at_s[-1]
     inside = log.at_s[(log.at_s > first) & (log.at_s < last)]
     times = np.array([first, *inside, last])
     window_s = float(last - first)
     if (gap_s := float(np.diff(times).max())) > LONGEST_GAP * window_s:
         why = f"the power log has no line for {gap_s:.3g} s of a decode of {window_s:.3g} s"
-        return sensors.no_energy(f"{why}: it needs one each tenth of it", SOURCE)
+        return device_energy.no_energy(f"{why}: it needs one each tenth of it", SOURCE)
     joules = float(np.trapezoid(np.interp(times, log.at_s, log.watts), times))
-    counted = sensors.no_energy(None, SOURCE, window_s)
+    counted = device_energy.no_energy(None, SOURCE, window_s)
     return {**counted, "joules": joules, "tokens": len(at_s) - 1}
 
 

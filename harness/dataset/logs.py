@@ -8,8 +8,7 @@ from typing import cast
 
 from typing_extensions import TypedDict
 
-from harness.analysis import flags as analysis_flags
-from harness.analysis import repeat_figures
+from harness.analysis import repeat_figures, withheld
 from harness.analysis.columns import Cell, Figures, Flagged
 from harness.analysis.figures import empty_cell
 from harness.analysis.flags import CEILING_TOLERANCE, Limit, digest, equal_series, flags, identical
@@ -114,7 +113,7 @@ def analysed(log: Log, theory: Theory | None, bpw: dict[str, float]) -> list[Row
     flag_kernel_changes(rows)
     drop_intervals(rows)
     for row in rows:
-        analysis_flags.withhold(row)
+        withheld.withhold(row)
     return rows + [_totals(name, series, bpw.get(name), theory) for name, series in log.requests.items()]
 
 

@@ -15,7 +15,8 @@ from harness.analysis.columns import (
 from harness.analysis.identity import identity, weights
 from harness.analysis.verdicts import USABLE, beyond_trained, status
 from harness.analysis.warnings import Flag
-from harness.records.kinds import Probe, Record, loaded_of
+from harness.records.kinds import Record, loaded_of
+from harness.records.searched import Probe
 
 R = TypeVar("R", bound=Identity)
 

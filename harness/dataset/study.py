@@ -15,13 +15,13 @@ from numpy.typing import NDArray
 from harness import records
 from harness.analysis import (
     agreement,
-    flags,
+    cell_intervals,
     memory,
     prefill_rows,
     quality,
-    repeat_figures,
     speculation,
     time_split,
+    withheld,
 )
 from harness.analysis import prefill as analysis_prefill
 from harness.analysis.columns import (
@@ -290,7 +290,7 @@ def _study_of(judged: Sequence[Judged], with_cells: bool) -> Study:
         cells = row_names.with_unique_names(pooled(repeats, repeated))
         cells, prefill = _with_prefill(cells, repeats, repeated, warnings)
     for row in repeats:  # cells pool facts that a single repeat does not have
-        flags.withhold(row)
+        withheld.withhold(row)
     ran = [record for record in ordered if record.facts["kind"] not in ("checked", "scored")]
     measured = [record for record in ran if record.facts["kind"] != "reported"] or ran
     examples: dict[str, Stored] = {}
@@ -386,7 +386,7 @@ def _with_prefill(
             _warn(warnings, ResultsError(f"{last.stored.folder}: prefill.parquet: {reason}"))
             continue
         swept[cell["name"]] = _Sweep(last.stored, depths, analysed)
-        campaigns.append(repeat_figures.campaign_of(shown or [cell]))
+        campaigns.append(cell_intervals.campaign_of(shown or [cell]))
     together = analysis_prefill.between_processes([each.found for each in swept.values()], campaigns)
     swept = {
         name: each._replace(found=analysed)

@@ -8,6 +8,7 @@ import numpy as np
 
 from harness.analysis import (
     depth,
+    device_energy,
     growth,
     repeat_figures,
     sensors,
@@ -37,13 +38,13 @@ from harness.analysis.identity import computes, device, identity, recorded_gpu, 
 from harness.analysis.line_fit import Floats
 from harness.analysis.memory import others_vram, peak_vram
 from harness.analysis.repeat_figures import Analysis, Unusable
-from harness.analysis.verdicts import USABLE, notes, verdict
+from harness.analysis.verdicts import USABLE, verdict
 from harness.analysis.warnings import Warnings
 from harness.records import tables
 from harness.records.kinds import Record, done_of, loaded_of, memory_of, served_elsewhere
 from harness.records.measured import Counters
 from harness.records.parts import StackFacts
-from harness.records.tables import NO_TOKENS, TokenTimes
+from harness.records.token_times import NO_TOKENS, TokenTimes
 
 
 def repeat_row(
@@ -81,7 +82,7 @@ def repeat_row(
     least = min(ceilings, key=lambda limit: limit.B_ms, default=None)
     loaded = loaded_of(record)
     anew = past_warm_up(record, times.latency_ns) if times and not (unusable or averaged) else []
-    raised = [*notes(record), *anew, *([] if anew else machine_drift(drift)), *users.notes(record, table)]
+    raised = [*judged.notes, *anew, *([] if anew else machine_drift(drift)), *users.notes(record, table)]
     whole_pieces = all(flag.warning is not Warnings.tokens_in_pieces for flag in raised)
     if not whole_pieces or guessed:
         figures["B_ci95_ms"], figures["W_identifiable"] = None, False
@@ -168,7 +169,7 @@ def repeat_row(
         "users_limit": users.limit(record, ceiling),
         "server": server_speed.row(record, ceiling),
         "record": record,
-        "energy": sensors.energy(record),
+        "energy": device_energy.energy(record),
         "limits": Limits(sheet=sheet, measured=measured),
         "buffers": _buffers(record),
     }

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from harness.analysis.quality import EQUAL_KLD
+from harness.analysis.quality_figures import EQUAL_KLD
 from harness.recommend import evidence
 from harness.recommend.candidates import Candidate
 from harness.recommend.evidence import DECODE, NORMAL_90

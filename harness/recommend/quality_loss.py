@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from harness.analysis import quality as analysis_quality
-from harness.analysis.quality import EQUAL_KLD
+from harness.analysis.quality_figures import EQUAL_KLD
 from harness.base import data
 from harness.recommend.candidates import Candidate
 from harness.records.kinds import Record

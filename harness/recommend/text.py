@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence, Set
 
-from harness.analysis.quality import EQUAL_KLD
+from harness.analysis.quality_figures import EQUAL_KLD
 from harness.recommend import commands, evidence
 from harness.recommend.answer import HERE_TOO, MEASURED, SHORT_PROMPT, THEORY, Choice, Ranked
 from harness.recommend.commands import Source

@@ -8,8 +8,7 @@ Invalid records are reported and skipped.
 
 from harness.base.files import FULL
 from harness.records.files import ResultsError
-from harness.records.kinds import Draft, Record
-from harness.records.parts import OUTCOMES
+from harness.records.kinds import Record
 from harness.records.read import (
     SCHEMA,
     Stored,
@@ -23,7 +22,10 @@ from harness.records.read import (
     series,
     table,
 )
-from harness.records.tables import NO_TOKENS, Tables, TokenTimes, add_rows
+from harness.records.searched import Draft
+from harness.records.tables import Tables, add_rows
+from harness.records.token_times import NO_TOKENS, TokenTimes
+from harness.records.values import OUTCOMES
 from harness.records.write import Running, begin, check_writable, events_in, keep, receive, recover, tail
 
 __all__ = [

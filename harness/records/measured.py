@@ -1,23 +1,20 @@
-"""The record of a timed repeat."""
+"""`kind: measured`: one repeat of one cell, and what holds between its values."""
 
 from typing import Any
 
 from typing_extensions import NotRequired, TypedDict
 
-from harness.records.parts import (
+from harness.records.common import Common, Conditions, Ended, Own, OwnEnded
+from harness.records.parts import StackFacts
+from harness.records.sensed import Cooled, IdlePower, Sensors
+from harness.records.values import (
     Above0,
-    Common,
-    Conditions,
     Count,
-    Ended,
     Fields,
     From0,
     Number,
-    Own,
-    OwnEnded,
     Pairs,
     Positive,
-    StackFacts,
     Switch,
     Text,
     Time,
@@ -25,90 +22,6 @@ from harness.records.parts import (
     clause,
 )
 from harness.theory.ggml_types import element_bytes
-
-# Keys of a record for the machine's sensors and for cooling down.
-
-
-class Timed(TypedDict):
-    lowest: Number
-    median: Number
-    highest: Number
-
-
-class Throttled(TypedDict):
-    """A fact of the timed part: of bits `samples` of `of_samples` with it, of counters `ms` and `events`."""
-
-    source: Text
-    what: Text
-    from_n: Positive
-    to_n: Positive
-    samples: Count | None
-    of_samples: Count | None
-    ms: Count | None
-    events: Count | None
-
-
-class OthersOnGpu(TypedDict):
-    """What other processes used of the GPU's time in the timed part."""
-
-    mean_percent: From0
-    readings: Positive
-
-
-class Domain(TypedDict):
-    name: Text
-    joules: From0 | None
-    failed_reads: Count
-    set_back: Count
-
-
-class Energy(TypedDict):
-    """Counters of energy between the first and the last sample of the decode."""
-
-    timed_s: From0
-    window_s: From0
-    tokens: From0
-    """in the window"""
-    longest_gap_s: From0
-    domains: dict[str, Domain]
-    """by column"""
-
-
-class Sensors(TypedDict):
-    sources: NotRequired[Any]
-    """the source of each column of `sensors.parquet`"""
-    missing: dict[str, Text]
-    """unavailable readings, and why"""
-    samples: NotRequired[Any]
-    interval_ms: Positive
-    cost_ns: NotRequired[Any]
-    """CPU time of the sampling thread"""
-    timed: dict[str, Timed]
-    """by column, over the timed part"""
-    throttled: list[Throttled]
-    others_on_gpu: NotRequired[OthersOnGpu | None]
-    """null where it could not be read, and on a CPU; missing in older records"""
-    energy: Energy | None
-    """null without a counter"""
-
-
-class IdlePower(TypedDict):
-    """Of the device's counters, before the first repeat of the campaign."""
-
-    watts: From0
-    window_s: Above0
-
-
-class Cooled(TypedDict):
-    missing: NotRequired[Text]
-    """why there is no temperature"""
-    reached: NotRequired[Switch]
-    from_c: NotRequired[Number]
-    to_c: NotRequired[Number]
-    waited_s: NotRequired[Number]
-
-
-# `kind: measured`: one repeat of one cell, and what holds between its values.
 
 
 class PeakAllocator(TypedDict):
@@ -447,59 +360,3 @@ def _weights_error(record: Measured, loaded: StackFacts) -> str | None:
         except (KeyError, TypeError):
             return f"options.{name} must be one of ggml's types"
     return None
-
-
-# `kind: reported`: a published result, as in results/published/.
-
-
-class Source(TypedDict):
-    title: Text
-    url: Text
-    license: Text
-    tables: dict[str, Text]
-    """file of the table -> its row"""
-    series: Text | None
-    """where the series comes from, or null"""
-    prefill_series: Text | None
-    notes: list[Text]
-    """further facts"""
-
-
-class Reported(TypedDict):
-    """Figures as published; null if not published."""
-
-    bpw: Above0 | None
-    prefill_ms: Above0 | None
-    B_ms: Number | None
-    W_tokens_per_ms: Above0 | None
-    file_bytes: Count | None
-    model_bytes: Count | None
-    """all tensors"""
-    model_buffer_bytes: Count | None
-    """tensors on the device"""
-    vram_bytes: Count | None
-    """after load"""
-    kv_buffer_bytes: Count | None
-    """at `kv_buffer_n_ctx`"""
-    kv_buffer_n_ctx: Positive | None
-    max_ctx: Positive | None
-    max_ctx_is_target: Switch
-    """a longer one might fit"""
-    perplexity: Above0 | None
-    perplexity_stderr: NotRequired[Above0 | None]
-    """its standard error, as llama.cpp prints it after +/-"""
-    printed: dict[str, dict[str, Text]]
-    """the rows as printed, text by column by table"""
-
-
-class OnlyReported(TypedDict):
-    """Keys that no other kind has."""
-
-    n_counts_from: Count
-    """0: the `n` of `tokens.parquet` is the source's, and its first position is 0; 1: as here"""
-    source: Source
-    reported: Reported
-
-
-class Published(Common, OnlyReported):
-    """A published result."""

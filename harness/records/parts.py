@@ -1,120 +1,29 @@
-"""Parts that several kinds of record share."""
+"""Parts that records of several kinds have: campaign, machine, model, workload, facts of the stack.
 
-from datetime import datetime
-from functools import cache
-from typing import Annotated, Any
+A docstring below a key is its description in docs/record.schema.json.
+"""
+
+from typing import Any
 
 from pydantic import (
-    AfterValidator,
     ConfigDict,
-    Field,
-    GetCoreSchemaHandler,
-    TypeAdapter,
-    ValidationError,
     with_config,
 )
-from pydantic_core import CoreSchema, core_schema
 from typing_extensions import NotRequired, TypedDict
 
-# What single values of a record must be, and the clause that says where one is not.
-#
-# `MustBe` names a value's type in words; pydantic holds the value against it, without converting anything.
-
-
-# What is more, or nearer to 0, is damage: no figure comes near, and products and ratios of it would overflow.
-_MOST, _LEAST = 2**63, 2**-63
-
-
-class MustBe:
-    """The words for a type, in the place of pydantic's."""
-
-    def __init__(self, words: str) -> None:
-        self.words = words
-
-    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
-        schema = handler(source)
-        words = f"must be {self.words}"
-        return core_schema.custom_error_schema(
-            schema, custom_error_type="value", custom_error_message=words.replace("{", "{{")
-        )
-
-
-class OneOf:
-    """Text that is one of these."""
-
-    def __init__(self, texts: tuple[str, ...]) -> None:
-        self.texts = texts
-
-    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
-        return core_schema.literal_schema(list(self.texts))
-
-
-def _with_zone(text: str) -> str:
-    if datetime.fromisoformat(text).tzinfo is None:
-        raise ValueError("no time zone")
-    return text
-
-
-OUTCOMES = ("ok", "oom", "error", "crash", "timeout", "interrupted", "refused", "unavailable")
-
-Text = Annotated[str, MustBe("text")]
-# It names folders and pages, so it must not lead out of one.
-Slug = Annotated[str, Field(pattern=r"^[a-z0-9-]{1,80}$"), MustBe("1 to 80 of a to z, 0 to 9 and -")]
-Count = Annotated[int, Field(ge=0, lt=_MOST), MustBe("a whole number from 0")]
-Positive = Annotated[int, Field(gt=0, lt=_MOST), MustBe("a whole number from 1")]
-Extent = Annotated[int, Field(gt=0, lt=2**32), MustBe("a whole number from 1 to 4294967295")]
-Number = Annotated[float, Field(gt=-_MOST, lt=_MOST, allow_inf_nan=False), MustBe("a number")]
-From0 = Annotated[float, Field(ge=0, lt=_MOST, allow_inf_nan=False), MustBe("a number from 0")]
-Above0 = Annotated[float, Field(gt=_LEAST, lt=_MOST, allow_inf_nan=False), MustBe("a number above 0")]
-Switch = Annotated[bool, MustBe("true or false")]
-Time = Annotated[str, AfterValidator(_with_zone), MustBe("a time with its zone")]
-Outcome = Annotated[str, OneOf(OUTCOMES), MustBe(f"one of {', '.join(OUTCOMES)}")]
-Pairs = Annotated[
-    list[Annotated[list[Count], Field(min_length=2, max_length=2)]], MustBe("pairs of whole numbers")
-]
-Triples = Annotated[
-    list[Annotated[list[Count], Field(min_length=3, max_length=3)]], MustBe("triples of whole numbers")
-]
-Fields = dict[str, Any]
-"""A mapping of JSON whose keys have no types."""
-Names = Annotated[list[str] | Fields, MustBe("names")]
-Placements = Annotated[dict[str, Count] | list[Any], MustBe("counts by device")]
-
-_CLAUSES = {
-    "missing": "is missing",
-    "list_type": "must be a list",
-    "dict_type": "must be a mapping",
-    "extra_forbidden": "is no part of a shape",
-}
-
-
-@cache
-def _adapter(kind: Any) -> TypeAdapter[Any]:
-    """Building one takes up to 0.2 s, so only those that are needed are built."""
-    return TypeAdapter(kind)
-
-
-def clause(kind: Any, value: Any, where: str = "") -> str | None:
-    """Where and how a value is not of a type, e.g. `timing.wall_s must be a number`; null where it is."""
-    try:
-        _adapter(kind).validate_python(value, strict=True)
-    except ValidationError as wrong:
-        first = wrong.errors(include_url=False, include_context=False, include_input=False)[0]
-        place = where + "".join(f"[{at}]" if isinstance(at, int) else f".{at}" for at in first["loc"])
-        return f"{place.removeprefix('.') or 'it'} {_CLAUSES.get(first['type'], first['msg'])}"
-    return None
-
-
-def plain(value: object) -> Any:
-    """A value of JSON that comes from outside the records (a worker, the machine, a config): its type is
-    checked when its record is finished."""
-    return value
-
-
-# Parts that records of several kinds have: campaign, machine, model, workload, facts of the stack.
-
-
-# A docstring below a key is its description in docs/record.schema.json.
+from harness.records.values import (
+    Above0,
+    Count,
+    Extent,
+    From0,
+    Names,
+    Number,
+    Placements,
+    Positive,
+    Slug,
+    Switch,
+    Text,
+)
 
 
 class Fleet(TypedDict):
@@ -468,149 +377,3 @@ class MemoryBudget(TypedDict):
     bytes: Positive
     means: Text
     """what enforced it: `cgroup v2`, `cgroup v1` or `RLIMIT_DATA`"""
-
-
-# The keys that records of every kind have, and those of the kinds that a campaign makes.
-
-
-class Begun(TypedDict):
-    """Keys that are known before anything is measured."""
-
-    schema: NotRequired[Positive]
-    """1"""
-    kind: Text
-    """`measured`, `checked`, `searched`, `scored` or `reported`"""
-    cell: Text
-    """the cell's id"""
-    repeat: Positive
-    content_key: Text
-    """hash of cell, resolved options, stack build and versions, weights, machine and device"""
-    campaign: Campaign
-    """id, name, config, its path, and its command line"""
-    started_utc: Time
-    stack: Text
-    variant: Text
-    machine: Machine
-    model: Model
-    """shape, and weights: source, file, exact bytes"""
-    workload: Workload
-    doctor: NotRequired[list[Finding]]
-    """findings on the machine before the campaign; missing in older records, and if the device is missing"""
-    device: NotRequired[Text]
-    """NVML's UUID of a GPU, `cpu`, the name of another device, or `server`: another process computed, on
-    what loaded.served reports"""
-
-
-class Ended(TypedDict):
-    """Keys that tell how it ended."""
-
-    outcome: Outcome
-    """how it ended"""
-    reason: NotRequired[Text | None]
-    """why it ended so"""
-    tokens: Count
-    """generated; 0 without a series"""
-
-
-class Common(Begun, Ended):
-    """Keys of every kind."""
-
-
-class Asked(TypedDict):
-    device: Text
-    options: NotRequired[Any]
-    gpu: NotRequired[Any]
-
-
-class Version(TypedDict):
-    version: Text
-    git_commit: Text | None
-    """with `+` if files differ from it"""
-
-
-class CpuTime(TypedDict):
-    """How much CPU time was used while timing, in seconds over all CPUs."""
-
-    elapsed_s: Above0
-    """time between the two readings"""
-    machine_s: Number
-    """by all processes of the machine, also those outside a container; without steal"""
-    harness_s: Number
-    """by the harness: its controller, the worker, and what these started"""
-
-
-class Conditions(TypedDict):
-    """Variable properties of the machine (governor, load, swap), and how much counters rose while timing."""
-
-    cpu_quota: NotRequired[Number | None]
-    """in CPUs, the lowest of the harness's cgroups; null: none, or not known"""
-    pressure: NotRequired[dict[str, Number]]
-    """of the whole machine: paging, stalls, steal; and throttling by quotas, of the harness's cgroups"""
-    worker_pressure: NotRequired[dict[str, Number]]
-    """of the worker's own cgroup, empty without one"""
-    cpu_time: NotRequired[CpuTime]
-    """missing in older records, where nothing was timed, and of simulated time"""
-
-
-class Adopted(TypedDict):
-    """The user's own interpreter, where it ran the stack; its path is not recorded."""
-
-    python: NotRequired[Text | None]
-    pins_not_met: NotRequired[list[Text] | None]
-
-
-class Environment(TypedDict):
-    """The Python environment of the stack."""
-
-    name: NotRequired[Text | None]
-    key: NotRequired[Text | None]
-    """hash of all that it was built from; missing where `adopted` is there"""
-    variables: NotRequired[Fields | None]
-    """build flags"""
-    toolkit: NotRequired[Text | None]
-    """version of the CUDA toolkit that compiled it"""
-    lock: NotRequired[list[Text] | None]
-    """exact versions"""
-    runner: NotRequired[Text | None]
-    """hash of the runner's source"""
-    adopted: NotRequired[Adopted | None]
-
-
-class OwnBegun(TypedDict):
-    """Keys of a campaign's records that are known before any measurement."""
-
-    asked: Asked
-    """the requested options and device"""
-    options: NotRequired[Fields]
-    """all options, as resolved"""
-    threads: NotRequired[Positive]
-    harness: NotRequired[Version]
-    protocol: NotRequired[Any]
-    """as resolved"""
-    environment: NotRequired[Environment | None]
-    variables: NotRequired[Fields | None]
-    """environment variables that change speed"""
-    conditions: NotRequired[Conditions | None]
-    place_in_order: NotRequired[Any]
-    """this run's place among those of the campaign, and their number when it began"""
-    known_failure: NotRequired[list[Text]]
-    """known reasons to fail, before the run, a sentence each; missing if none"""
-
-
-class OwnEnded(TypedDict):
-    """Keys of a campaign's records for how a measurement ended."""
-
-    phase: NotRequired[Any]
-    """where it ended"""
-    exit_status: NotRequired[Any]
-    log_tail: NotRequired[Any]
-    """the last lines of the worker's log"""
-    loaded: NotRequired[StackFacts | None]
-    """the stack's facts after loading"""
-    memory_budget: NotRequired[MemoryBudget]
-    """missing without a budget; a search on a CPU also has it without a stated budget: the limit of its
-    probes"""
-
-
-class Own(OwnBegun, OwnEnded):
-    """Keys of the kinds that a campaign makes."""

@@ -17,8 +17,8 @@ from harness.base.text import is_utf8, printable
 from harness.records import tables
 from harness.records.files import ResultsError, read_columns
 from harness.records.kinds import Numbered, Record, checked
-from harness.records.parts import Fields, clause
-from harness.records.tables import TokenTimes
+from harness.records.token_times import TokenTimes
+from harness.records.values import Fields, clause
 from runners.protocol import TABLES
 
 # Schema history (bump SCHEMA, add an upgrade, keep a sample in tests/golden/):
@@ -192,6 +192,6 @@ def prefill_series(stored: Stored) -> dict[str, list[int]]:
 
 
 def memory_series(stored: Stored) -> dict[str, list[Any]]:
-    """`t_ns` (the clock of the timestamps), `rss_anon_bytes`, `rss_file_bytes`, `vram_bytes`; null where a
+    """`t_ns` (the clock of the timestamps), `rss_anon_bytes`, `rss_file_bytes`, `vram_bytes`; None where a
     value could not be read. Empty if there are no samples. Raises ResultsError."""
     return read_columns(stored.folder / "memory.parquet", ("t_ns",))

@@ -15,11 +15,13 @@ from typing import BinaryIO
 from harness.base import bounds, files, system
 from harness.base.files import open_regular, read_regular, sync_folder
 from harness.records.files import ResultsError, write_columns, write_whole
-from harness.records.kinds import Draft, Probe, Record, UntimedEnd, checked
+from harness.records.kinds import Record, checked
 from harness.records.measured import MeasuredEnd
-from harness.records.parts import Fields, clause
 from harness.records.read import SCHEMA, Stored
-from harness.records.tables import NO_TOKENS, Tables, TokenTimes, add_rows
+from harness.records.searched import Draft, Probe, UntimedEnd
+from harness.records.tables import Tables, add_rows
+from harness.records.token_times import NO_TOKENS, TokenTimes
+from harness.records.values import Fields, clause
 from runners.protocol import Event, Loaded, NonsenseError, Phase, Rows, decode
 
 Samples = dict[str, list[int | None]]

@@ -8,7 +8,7 @@ from harness.analysis import agreement
 from harness.analysis.columns import Check
 from harness.base.text import plural
 from harness.dataset.study import finite
-from harness.records.kinds import Depth, Experts
+from harness.records.checked import Depth, Experts
 from harness.report.text_table import NONE, Table, formatted
 
 AGREEMENT_HEADING = "Same model? Logits against the 16-bit reference"

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from harness.analysis.columns import Cell, Search, ShownCell
-from harness.analysis.quality import EQUAL_KLD
+from harness.analysis.quality_figures import EQUAL_KLD
 from harness.base import text
 from harness.dataset.search_rows import trained_mark
 from harness.dataset.study import finite, ok, provisional

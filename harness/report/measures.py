@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 from harness.analysis.columns import Cell
-from harness.analysis.quality import EQUAL_KLD
+from harness.analysis.quality_figures import EQUAL_KLD
 from harness.base import text
 from harness.dataset.study import bounds, finite
 from harness.report.ranked_groups import Named

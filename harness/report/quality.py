@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from harness.analysis.columns import Score
-from harness.analysis.quality import FEWEST_WINDOWS
+from harness.analysis.quality_figures import FEWEST_WINDOWS
 from harness.base.text import list_named
-from harness.records.kinds import Figure
+from harness.records.scored import Figure
 from harness.report import tables
 from harness.report.text_table import FAILED, NONE, REMARK, Block, Note, Table
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
+from harness.analysis.attempts import disturbance_summary
 from harness.analysis.columns import Cell, Outcome, Result, Search, ShownCell
-from harness.analysis.disturbances import disturbance_summary
 from harness.base import text
 from harness.dataset.study import Study, ok, provisional
 from harness.records.kinds import served_elsewhere

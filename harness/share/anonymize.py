@@ -16,7 +16,7 @@ from typing import Any
 from harness.base import bounds
 from harness.base.variables import redacted
 from harness.records.kinds import KINDS
-from harness.records.parts import OUTCOMES
+from harness.records.values import OUTCOMES
 from harness.stacks.header import stacks
 
 REMOVED, PATH = "(removed)", "(path)"

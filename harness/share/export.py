@@ -1,4 +1,4 @@
-"""Results in the formats of other tools."""
+"""Results as CSV, a line per repeat, and as Parquet, every token of every repeat with a series."""
 
 from __future__ import annotations
 
@@ -48,7 +48,9 @@ def lines_text(repeats: Iterable[Repeat]) -> str:
     """A heading and a line per repeat, of several users one per number of them; empty without repeats."""
     lines = [
         [
-            *figures.csv_values("repeats", {**row, "flags": _codes(row)}),
+            *figures.csv_values(
+                "repeats", {**row, "flags": " ".join(dict.fromkeys(flag["code"] for flag in row["flags"]))}
+            ),
             row["users"][0]["users"] if row["users"] else None,
         ]
         for whole, _ in repeats
@@ -61,13 +63,6 @@ def _by_users(row: Row) -> list[Row]:
     """The row for each number of users; as it is without any."""
     whole = [{**row, "users": [at]} for at in row["users"]]
     return [cast(Row, each | figures.again(each)) for each in whole] or [row]
-
-
-def _codes(row: Row) -> str:
-    return " ".join(dict.fromkeys(flag["code"] for flag in row["flags"]))
-
-
-# Parquet export: every token of every repeat with a series; one row group per repeat.
 
 
 WHOSE = ("campaign", "cell", "model", "stack", "variant", "kind", "machine", "device", "started_utc")

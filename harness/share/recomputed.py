@@ -33,7 +33,7 @@ def figures_of(stored: Sequence[Stored], study: Study) -> list[Figures]:
     for row, fitted, each in zip(study.repeats, study.fitted, study.stored, strict=True):
         claimed = {figure.name: figure.number(row) for figure in shown_in("bundle")}
         figures[each.folder] = {"status": row["status"], **claimed, **fitted}
-    return [figures.get(each.folder) or _of_others(each.record) for each in stored]
+    return [figures.get(result.folder) or _of_others(result.record) for result in stored]
 
 
 def _of_others(record: Record) -> Figures:
@@ -69,8 +69,6 @@ def _shown(value: object) -> str:
     return shortened(str(value)) if isinstance(value, str | int | None) else "no single value"
 
 
-# A campaign's own content key is made of paths, UUIDs and sources of weights, which a bundle does not have.
-
 _WEIGHTS = (
     *("kind", "seed", "repo", "revision", "fingerprint", "quant", "format", "synthetic", "header", "packing"),
 )
@@ -78,8 +76,9 @@ _ENVIRONMENT = ("name", "variables", "toolkit", "lock", "adopted")
 
 
 def shared_key(record: Record) -> str | None:
-    """The content key by cell, options, build, versions, weights, machine and device; None where they are not
-    known: it never got ready to run, or it is a check or a published figure."""
+    """The content key by cell, options, build, versions, weights, machine and device: a campaign's own has
+    paths, UUIDs and sources of weights, which a bundle lacks. None where they are not known: it never got
+    ready to run, or it is a check or a published figure."""
     environment = record.get("environment") or {}
     if record["kind"] not in ("measured", "searched") or not environment or "options" not in record:
         return None

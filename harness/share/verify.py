@@ -17,7 +17,7 @@ from harness.dataset import checks
 from harness.dataset.checks import Evidence
 from harness.dataset.study import load_study
 from harness.records import ResultsError, Stored
-from harness.share import bundle
+from harness.share import read_bundle
 from harness.share.anonymize import Anonymizer
 from harness.share.bundle import RECORD, Bundle, Tampered, folder_of
 from harness.share.recomputed import differences, figures_of, shared_key
@@ -58,11 +58,13 @@ def verify(path: Path, beside: Sequence[Path] = ()) -> Verification:
     Tampered, if one of the others cannot be read."""
     others: list[Evidence] = []
     for other in beside:
-        with bundle.as_folder(other) as folder:
-            others += [_read(each, f"{other.name}, {each.folder.name}") for each in bundle.records_in(folder)]
+        with read_bundle.as_folder(other) as folder:
+            others += [
+                _read(each, f"{other.name}, {each.folder.name}") for each in read_bundle.records_in(folder)
+            ]
     verification = Verification()
     try:
-        with bundle.opened(path) as opened:
+        with read_bundle.opened(path) as opened:
             _verify(opened, others, verification)
     except Tampered as damage:
         verification.reasons.append(Reason(None, str(damage)))
@@ -70,8 +72,8 @@ def verify(path: Path, beside: Sequence[Path] = ()) -> Verification:
 
 
 def _verify(opened: Bundle, others: Sequence[Evidence], verification: Verification) -> None:
-    stored = bundle.records_in(opened.folder)
-    names = [each.folder.relative_to(opened.folder).as_posix() for each in stored]
+    stored = read_bundle.records_in(opened.folder)
+    names = [result.folder.relative_to(opened.folder).as_posix() for result in stored]
     manifest = opened.manifest
     if names != [folder_of(number) for number in range(1, len(names) + 1)] or not names:
         raise Tampered(f"its records are not numbered from 1 without a gap, each with a {RECORD}")
@@ -80,7 +82,7 @@ def _verify(opened: Bundle, others: Sequence[Evidence], verification: Verificati
         raise Tampered(f"it has {plural(len(names), 'record')}, but its manifest claims {claimed}")
     unknown = manifest.get("keys_not_recomputed")
     unknown = unknown if isinstance(unknown, list) else []
-    evidence = [_read(each, name) for each, name in zip(stored, names, strict=True)]
+    evidence = [_read(result, name) for result, name in zip(stored, names, strict=True)]
     for part in (
         *(_of_record(each, unknown) for each in evidence),
         _copies([*others, *evidence], len(others)),
@@ -141,9 +143,9 @@ def _of_figures(
     study = load_study(stored)
     yield from (Reason(None, warning) for warning in study.warnings)
     computed = figures_of(stored, study)
-    repeats = {each.folder: row for row, each in zip(study.repeats, study.stored, strict=True)}
-    for each, name, figures in zip(stored, names, computed, strict=True):
-        record, row = each.record, repeats.get(each.folder)
+    repeats = {result.folder: row for row, result in zip(study.repeats, study.stored, strict=True)}
+    for result, name, figures in zip(stored, names, computed, strict=True):
+        record, row = result.record, repeats.get(result.folder)
         known = {"cell": record["cell"], "repeat": record["repeat"], "kind": record["kind"]}
         # as the page shows them: B and W are withheld where cells show that they mean nothing
         withheld = {"B_ms": row["B_ms"], "W_tokens_per_ms": row["W_tokens_per_ms"]} if row else {}

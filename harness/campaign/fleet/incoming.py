@@ -22,7 +22,8 @@ from harness.campaign.fleet.parcels import Damaged, Parcel
 from harness.dataset import checks
 from harness.dataset.checks import Evidence
 from harness.records import Draft, Record, ResultsError, Stored
-from harness.records.parts import Campaign, Fields, From0, Machine, clause
+from harness.records.parts import Campaign, Machine
+from harness.records.values import Fields, From0, clause
 
 Sentence = Annotated[str, Field(max_length=1 << 16)]  # it goes into records and onto terminals
 

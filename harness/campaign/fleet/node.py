@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from harness import config, machine
-from harness.analysis.disturbances import BusyProcess
+from harness.analysis.attempts import BusyProcess
 from harness.analysis.verdicts import Verdict, attempts_left, status
 from harness.base.files import FULL, NotFinished, NotStarted
 from harness.campaign import forecast, provenance, run

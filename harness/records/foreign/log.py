@@ -41,8 +41,6 @@ class OptionError(LogError, NotStarted):
     """An option does not fit the file, or an option is needed; the message names it."""
 
 
-# Units of time: a format, the end of a column's name or an option states them. They are never guessed.
-
 MS = {"s": 1e3, "ms": 1.0, "us": 1e-3, "ns": 1e-6}
 UNITS = dict.fromkeys(("s", "sec", "secs", "second", "seconds"), "s")
 UNITS |= dict.fromkeys(("ms", "msec", "millis", "milliseconds"), "ms")
@@ -145,8 +143,8 @@ def usable(log: Log) -> Log:
     note += "; ..." if len(faults) > MOST_FAULTS else ""
     if len(faults) == count:
         raise LogError(f"the {log.format} has no usable request: {note}")
-    kept = {name: request for name, request in log.requests.items() if name not in faults}
-    return replace(log, requests=kept, notes=[note, *log.notes])
+    possible = {name: request for name, request in log.requests.items() if name not in faults}
+    return replace(log, requests=possible, notes=[note, *log.notes])
 
 
 def overlapping(spans: Iterable[tuple[float, float]]) -> bool:
@@ -167,14 +165,16 @@ def distinct(names: Iterable[str]) -> list[str]:
 def once(requests: Mapping[str, Request]) -> tuple[dict[str, Request], list[str]]:
     """Each request once, and a note on those printed again: a tool that prints the totals of one request in
     two places gives the same time of the prompt and the same rate to the last digit."""
-    kept: dict[str, Request] = {}
+    distinct_requests: dict[str, Request] = {}
     seen: set[Request] = set()
     for name, request in requests.items():
         if request not in seen or request.first_token_ms is None:
-            kept[name] = request
+            distinct_requests[name] = request
         seen.add(request)
-    again = len(requests) - len(kept)
-    return kept, [f"requests printed twice, which count once: {again} of {len(requests)}"] if again else []
+    again = len(requests) - len(distinct_requests)
+    return distinct_requests, [
+        f"requests printed twice, which count once: {again} of {len(requests)}"
+    ] if again else []
 
 
 def at_depths(points: Iterable[tuple[float, float]]) -> Series | None:

@@ -107,7 +107,7 @@ def test_what_pages_take_from_the_code_is_what_the_code_says():
         text = page.read_text()
         blocks += text.count("<!-- end -->")
         assert made["refreshed"](text) == text, page.name
-    assert blocks == 7
+    assert blocks == 9
     assert made["SCHEMA"].read_text() == made["record_schema"]()
 
 

@@ -93,8 +93,8 @@ def main() -> int:
 
     if given.tls:
         certificate, key, ca = given.tls
-        files = access.Certificates(certificate=certificate, key=key, ca=ca)
-        os.environ.update(files.variables(Path()))
+        variables = {"RAY_USE_TLS": "1", "RAY_TLS_SERVER_CERT": certificate, "RAY_TLS_SERVER_KEY": key}
+        os.environ.update(variables | {"RAY_TLS_CA_CERT": ca})
     with access.of_this_machine():
         cluster = local.head()
         try:

@@ -101,7 +101,7 @@ def compared(
 def account(
     interpreter: Interpreter, folder: Path, path: Path, lengths: Sequence[int], **options: Any
 ) -> dict[str, Any]:
-    """The job `account` of llama.cpp. Raises launch.JobFailed."""
+    """The job `account` of llama.cpp. Raises worker.JobFailed."""
     defaults = {each.name: each.default for each in stacks()["llamacpp"].options.values()}
     workload = {"kind": "account", "n_ctx": list(lengths)}
     model = {"name": path.stem, "path": str(path), "shape": None}

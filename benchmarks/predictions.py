@@ -40,7 +40,7 @@ from harness.recommend import variant_costs
 from harness.recommend.evidence import DECODE, ERRORS, FEW_SOURCES, NORMAL_90, PROMPTS
 from harness.recommend.examples import first_token, of_line, traits_of_record
 from harness.recommend.speed import SHIPPED, Floats, Predictor, Terms, by_fit, fitted_terms
-from harness.recommend.terms import OLDER, OLDER_YEAR, STUDY_LOOP, family_name, fit_of
+from harness.recommend.terms import family_name, fit_of
 from harness.recommend.traits import GGML, Example, Range, Traits
 from harness.report.text_table import Table
 from harness.stacks.header import references, stacks
@@ -48,6 +48,9 @@ from harness.theory import public_speeds
 from harness.theory.floors import MOVED_STATE
 from harness.theory.public_speeds import PublicSpeed
 
+STUDY_LOOP, OLDER, OLDER_YEAR = "study", "2024", 2024
+"""Software with costs of its own: the published study's loops of early 2024, and releases of that year and
+before."""
 STUDY = "published/rtx4090-qwen1.5"
 SHARE = 0.9  # of rows that are to lie in their interval
 ENOUGH_SOURCES = 10  # on machines, for a quantile of that share

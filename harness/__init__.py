@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from harness.api.fit import fit
     from harness.api.load import load_results
-    from harness.api.prediction import predict
+    from harness.api.prediction import Prediction, predict
     from harness.api.run import run
     from harness.api.theory import theory_rows
     from harness.base.files import Mistake, NotFinished, NotStarted
@@ -27,6 +27,7 @@ __all__ = [
     "Mistake",
     "NotFinished",
     "NotStarted",
+    "Prediction",
     "ResultsError",
     "Study",
     "fit",
@@ -43,6 +44,7 @@ _MODULES = {
     "LogError": "harness.records.foreign.log",
     "ResultsError": "harness.records",
     "Study": "harness.dataset.study",
+    "Prediction": "harness.api.prediction",
     "fit": "harness.api.fit",
     "load_results": "harness.api.load",
     "predict": "harness.api.prediction",

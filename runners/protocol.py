@@ -23,6 +23,7 @@ JOBS = (
     *("synthesize", "convert", "quantize", "pack", "unpack", "dequantize", "differences"),
 )
 
+NO_JOB = "has no job"  # in the reason of a Failed: the runner lacks it
 ACCOUNTED = "accounted"  # the last phase of an account: all of its memory is allocated now
 SCORED = "scored"  # a workload of a job of logits: the file holds them until the worker continues
 # Phases after which nothing is timed until the worker continues.

@@ -115,7 +115,7 @@ def answer_of(request: Request, runner: Any, emit: Emit) -> dict[str, Any]:
         return scoring.write_logits(runner.load(request), request, say)
     job = getattr(runner, request.job, None)
     if request.job not in protocol.JOBS or job is None:
-        raise ValueError(f"stack {request.stack} has no job {request.job!r}")
+        raise ValueError(f"stack {request.stack} {protocol.NO_JOB} {request.job!r}")
     answer: dict[str, Any] = job(request, say)
     return answer
 

@@ -434,7 +434,7 @@ def worker(tmp_path: Path, answers: dict[str, list[Event | Died]]) -> Callable[.
 def job(llamacpp_interpreter: Interpreter, tmp_path: Path) -> Callable[..., dict[str, Any]]:
     """Runs one llama.cpp job, `job(job="synthesize", model=..., files=...)`, and returns the facts of Done.
 
-    Raises launch.JobFailed with the reason when it fails.
+    Raises worker.JobFailed with the reason when it fails.
     """
 
     def run(**fields: Any) -> dict[str, Any]:

@@ -39,6 +39,14 @@ def test_run_measures_as_the_page_shows_and_gives_the_study(tmp_path, monkeypatc
     assert {row["tokens"] for row in study.cells} == {128}
     assert {row["repeat"] for row in study.repeats} >= {1, 2, 3}
     assert len(package.load_results("results").cells) == len(study.cells)
+    assert len(study.frame("repeats")) == len(study.repeats)
+
+
+def test_the_record_has_the_command_that_measures_the_same(tmp_path, monkeypatch, config):
+    monkeypatch.chdir(tmp_path)
+    study = package.run(str(path := config({})), only="*", settings={"repeats": 1}, fresh=True)
+    command = ["harness", "run", str(path), "--set", "repeats=1", "--only", "*", "--fresh"]
+    assert {tuple(stored.record["campaign"]["command_line"]) for stored in study.stored} == {tuple(command)}
 
 
 @pytest.mark.parametrize(

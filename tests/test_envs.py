@@ -4,6 +4,7 @@ import re
 import subprocess
 
 import pytest
+from conftest import built
 
 from harness.recommend import variant_costs
 from harness.stacks import build
@@ -232,3 +233,9 @@ def test_fused_layers_are_known_by_the_variants_name(stack, variant, engine):
     header = stacks()[stack]
     group = variant_costs.cost_group(header, variant, {})
     assert variant_costs.engine(header, group) == engine
+
+
+def test_a_stack_without_kernels_of_its_own_to_probe_works(harness):
+    built("http")
+    ran = harness("env", "check", "http", "--json")
+    assert (ran.code, ran.json[0]["state"]) == (0, "works")

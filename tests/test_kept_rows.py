@@ -22,8 +22,6 @@ from harness.base import files
 from harness.dataset import judging, rows
 from harness.dataset.study import load_study, study_of
 
-CELLS = ["tiny-qwen2 fake a", "tiny-qwen2 fake b"]
-
 
 @pytest.fixture
 def nights(run_once: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Nights:

@@ -11,8 +11,6 @@ from test_page import BROWSER, DESK, Reader, browser  # noqa: F401
 
 from harness.dataset import judging, rows
 
-MODEL = "tiny-qwen2"
-
 
 @pytest.fixture
 def folders(run_once: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Path]:

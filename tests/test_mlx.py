@@ -13,7 +13,6 @@ from harness.theory.decoder import Decoder, dense, kv_elements_per_token, parame
 
 SHAPE = dense("qwen2", 512, 128, 2, 256, 4, 2, 32, qkv_bias=True)
 LAYERS = 7 * SHAPE.count + 1  # the lm_head too
-NORMS = 2 * SHAPE.count + 1
 
 
 @pytest.fixture

@@ -293,6 +293,10 @@ def test_a_cpu_that_nobody_measured_has_wide_intervals(harness):
             "qwen1.5-7b --prove 1 --bandwidth 99 --memory 9GB",
             "--prove measures on this machine; drop --bandwidth",
         ),
+        (
+            "qwen1.5-7b --prove 1 --memory-speed ddr5-5600 --memory 16GB",
+            "--prove measures on this machine; drop --memory-speed",
+        ),
         ("qwen1.5-7b --machine rpi-5-8gb --host-memory 8GB --host-bandwidth 9", "is a CPU"),
         ("qwen1.5-7b --machine rtx-4090 --host-bandwidth 64", "--host-bandwidth needs --host-memory"),
         ("deepseek-v3 --prove 1", "cannot be made here: give its GGUF"),

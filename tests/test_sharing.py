@@ -64,6 +64,11 @@ def test_what_was_measured_now_is_bundled_and_accepted(harness, config, tmp_path
     assert (said.code, said.out.startswith("accepted: 2 records (")) == (0, True)
 
 
+def test_what_is_verified_is_not_made_anonymous(harness):
+    ran = harness("share", "--verify", "a.tar.zst", "--hide", "me")
+    assert (ran.code, "--hide is for what is made" in ran.err) == (2, True)
+
+
 def test_virtual_time_is_no_measurement_and_is_refused(harness, config):
     harness("run", config({"B_ms": 50.0}))
     made = harness("share", "--bundle", "mine.tar.zst")

@@ -174,14 +174,6 @@ def test_the_speed_up_is_over_the_same_cell_without_guesses_and_no_other():
     assert (row["at"]["plain_tokens_per_s"], row["at"]["speed_up"]) == pytest.approx((100, 1.25))
 
 
-def test_theory_says_what_acceptance_pays():
-    # Passes as long as a decode step, and a draft model of a tenth: 3 guesses cost 30% more.
-    assert speculation.speed_up(2.0, 3, 10, 10, 1) == pytest.approx(2 / 1.3)
-    # A model that drafts for itself gains nothing, however good it guesses.
-    assert speculation.speed_up(4.0, 3, 10, 10, 10) == pytest.approx(1)
-    assert speculation.speed_up(1.2, 3, 10, 10, 1) < 1
-
-
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [

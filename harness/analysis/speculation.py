@@ -146,9 +146,3 @@ def compared_ids(record: Record, times: TokenTimes, other: tuple[Record, TokenTi
 def _ids(record: Record) -> int:
     counters = done_of(record).get("counters") or {}
     return min(record["tokens"], counters.get("piece_tokens", record["tokens"]))
-
-
-def speed_up(length: float, guesses: float, decode_ms: float, verify_ms: float, draft_ms: float) -> float:
-    """Speed against plain decode, of passes that give `length` tokens each: every pass verifies the guesses
-    and one token more, and each guess takes the draft model a step."""
-    return length * decode_ms / (verify_ms + guesses * draft_ms)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from harness.api.inputs import chosen
@@ -14,6 +16,7 @@ from harness.campaign import run as campaign_run
 from harness.campaign.opening import RunOptions
 from harness.config import plan
 from harness.config.experiment import Scalar
+from harness.dataset import sql
 from harness.dataset.study import Study, load_study, with_series
 
 Names = str | Path | Sequence[str | Path]
@@ -66,11 +69,15 @@ def run(
     config, loaded = experiment(named, choice, texts, Keeping(root, with_length=True))
     cells = chosen(plan.cells(loaded), globs, trust_remote_code)
     command = ["harness", "run", *named, *(word for text in texts for word in ("--set", text))]
+    for option, words in (("--stacks", choice.stacks), ("--quant", choice.quants), ("--only", globs)):
+        command += [option, *words] if words else []
+    switches = {"--synthetic": synthetic, "--fresh": fresh, "--trust-remote-code": trust_remote_code}
+    command += [switch for switch, is_on in switches.items() if is_on]
     options = RunOptions(root.absolute(), config, command, fresh=fresh)
     progress = Progress()
     stored = campaign_run.run(loaded, cells, options, progress)
     progress.clear()
-    return with_series(load_study(stored), loaded.name)
+    return replace(with_series(load_study(stored), loaded.name), tables=partial(sql.frame, [root]))
 
 
 def _words(given: Names) -> list[str]:

@@ -39,7 +39,7 @@ Names = str | Sequence[str]
 
 def theory_rows(models: Names, machines: Names = (), quants: Names = ()) -> list[Row]:
     """The limits of models on machines, one row per model, machine and type of weights, as
-    `harness theory MODEL... --machine MACHINE... --quant TYPE... --json` prints them.
+    `harness theory MODEL... --machine MACHINE... --quant TYPE... --json` prints them, without `tensors`.
 
     Each argument is a name or several, as that command takes them. In a row `B_ms` is the least time of a
     decode step in ms, `W_tokens_per_ms` the tokens of context that add 1 ms to it, and `model_bytes` bytes.

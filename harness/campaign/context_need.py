@@ -28,7 +28,7 @@ class Account:
     """The stack's memory account of one cell, for as many contexts as needed. `filled`: memory when the
     context is full; otherwise memory right after allocation.
 
-    Raises launch.JobFailed.
+    Raises worker.JobFailed.
     """
 
     def __init__(

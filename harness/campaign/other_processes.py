@@ -47,7 +47,7 @@ WORK = ("user", "nice", "system")  # of the CPUs' time; interrupts may be of our
 
 
 def cpu_time() -> dict[str, float]:
-    """CPU seconds so far, as in harness.records.parts.CpuTime: the rise between two readings counts. Takes
+    """CPU seconds so far, as in harness.records.common.CpuTime: the rise between two readings counts. Takes
     milliseconds where there are many processes: not for a timed section."""
     harness_s = 0.0
     for process in (ours := psutil.Process(), *ours.children(recursive=True)):

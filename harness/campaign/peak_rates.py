@@ -21,7 +21,7 @@ from harness.records import measured
 from harness.records.values import plain
 from harness.stacks.adopted import Interpreter
 from harness.stacks.header import stacks
-from runners.protocol import Request
+from runners.protocol import NO_JOB, Request
 
 PROBE_EVERY_S = 60.0  # a probe takes a second on a CPU, five through a stack
 STACK_TIMEOUT_S = 120.0
@@ -139,7 +139,7 @@ def through_stack(
             job = worker.run_job(request, interpreter, Path(folder), STACK_TIMEOUT_S, threads)
             facts = worker.facts_of(job)
         except (worker.JobFailed, OSError) as failure:
-            kind = NotMeasured if "has no job" in str(failure) else ProbeError
+            kind = NotMeasured if NO_JOB in str(failure) else ProbeError
             raise kind(f"{device_id} could not be measured by {stack}: {failure}") from failure
     if missing := [part for part in measures if part not in facts]:
         raise NotMeasured(

@@ -18,7 +18,7 @@ from harness.base.files import CacheError, NotFinished
 from harness.campaign import forecast, reference_files, reference_scores, scored_records
 from harness.campaign.loaded_model import made_of
 from harness.campaign.opening import Campaign
-from harness.campaign.quality_text import Text, TextError, Tokens, read, tokens_of
+from harness.campaign.quality_text import Text, Tokens, read, tokens_of
 from harness.campaign.reference_files import BadReference, GivenReference, Origin
 from harness.campaign.reference_scores import KeptReference, TooLarge, Writer
 from harness.campaign.repeat import Inputs, NotReady
@@ -31,8 +31,6 @@ from harness.config.plan import Cell
 from harness.models.locate import WeightsError
 from harness.records import Stored, checked, scored
 from harness.stacks.header import references
-
-__all__ = ["BadReference", "GivenReference", "NotExported", "TextError", "export", "score", "texts_of"]
 
 METHOD = 3  # bump when other positions are scored, or figures mean something else
 QUALITY = Purpose("scored", "quality", "score", lambda record: analysis_quality.verdict(record).status)

@@ -18,15 +18,12 @@ from harness.campaign import (
 )
 from harness.campaign import quality as campaign_quality
 from harness.campaign.attempts import AttemptRunner
-from harness.campaign.device_lock import DeviceBusy
-from harness.campaign.opening import Campaign, RunOptions, Stopped, Watcher, examined, opened, stopping
+from harness.campaign.opening import Campaign, RunOptions, Watcher, examined, opened, stopping
 from harness.campaign.repeat import Inputs, NotReady
 from harness.campaign.weight_files import WeightFiles
 from harness.config import Experiment, plan
 from harness.config.plan import Cell
 from harness.records import Stored
-
-__all__ = ["CHECK_SECONDS", "DeviceBusy", "RunOptions", "Stopped", "Watcher", "check_weights", "run"]
 
 CHECK_SECONDS = weights_check.SECONDS
 

@@ -17,7 +17,7 @@ from harness.cli.environments import environments
 from harness.stacks import adopted, build
 from harness.stacks.adopted import EnvironmentFailed
 from harness.stacks.header import Environment, stacks
-from runners.protocol import Request
+from runners.protocol import NO_JOB, Request
 
 PROBE_TIMEOUT_S = 1800.0  # a stack may compile all its kernels at their first check
 
@@ -120,7 +120,9 @@ def _probed(environment: Environment) -> Listed:
         try:
             facts = worker.facts_of(worker.run_job(request, found, Path(folder), PROBE_TIMEOUT_S))
         except worker.JobFailed as failure:
-            return line | {"state": f"{state}, and does not work", "problem": str(failure)}
+            if NO_JOB not in str(failure):
+                return line | {"state": f"{state}, and does not work", "problem": str(failure)}
+            facts = {}  # it has no kernels of its own to probe, and its runner was imported
     line["state"] = "works" if found.adopted is None else f"{state}; works"
     return line | cast(Listed, facts)
 

@@ -250,9 +250,9 @@ def _check(arguments: argparse.Namespace) -> None:
     predicting.check_stacks(arguments.stacks)
     if arguments.context is not None and arguments.context < LEAST_CONTEXT:
         raise Mistake(f"--context {arguments.context}: a prompt and a token need {LEAST_CONTEXT}")
-    for other in ("machine", "bandwidth"):
+    for other in ("machine", "bandwidth", "memory_speed"):
         if arguments.prove and getattr(arguments, other) not in (THIS, None):
-            raise Mistake(f"--prove measures on this machine; drop --{other}")
+            raise Mistake(f"--prove measures on this machine; drop --{other.replace('_', '-')}")
     if arguments.kind and not (arguments.bandwidth or arguments.memory_speed):
         raise Mistake("--kind is of a machine that is not known; give its --memory and --bandwidth")
     if arguments.memory_speed and (arguments.bandwidth or not arguments.memory):
@@ -261,7 +261,8 @@ def _check(arguments: argparse.Namespace) -> None:
         raise Mistake("--channels needs --memory-speed")
     if arguments.vendor and (not arguments.bandwidth or arguments.kind not in (None, "gpu")):
         raise Mistake("--vendor is of a GPU that is not known; give its --memory and --bandwidth")
-    if arguments.reserve and arguments.memory and arguments.machine == THIS and not arguments.bandwidth:
+    is_this = arguments.machine == THIS and not (arguments.bandwidth or arguments.memory_speed)
+    if arguments.reserve and arguments.memory and is_this:
         raise Mistake("--memory is all that may be used, and nothing of it is reserved; drop one of the two")
     of_all, of_one = arguments.machine == ALL, bool(arguments.model)
     if arguments.models and of_one:

@@ -69,6 +69,8 @@ def run(arguments: argparse.Namespace) -> int:
     instead = [owner for owner in NEEDS if given[owner]]
     if instead and (lost := [each for each in LATENCY_ALONE if is_given[each]]):
         raise Mistake(f"{_option(lost[0])} has no effect with {_option(instead[0])}")
+    if arguments.allow_unauthenticated and not arguments.on:
+        raise Mistake("--allow-unauthenticated is about the Ray cluster of --on")
     if arguments.check_weights and arguments.dry_run:
         raise Mistake(
             "--dry-run has no forecast of --check-weights: --seconds limits the time of each variant"
@@ -104,8 +106,6 @@ def _measure(experiment: Experiment, arguments: argparse.Namespace) -> int:
     cells = chosen(plan.cells(experiment), arguments.only, arguments.trust_remote_code)
     if arguments.on and (arguments.dry_run or arguments.skip_known_failures):
         raise Mistake("--dry-run and --skip-known-failures forecast this machine alone; leave out --on")
-    if arguments.allow_unauthenticated and not arguments.on:
-        raise Mistake("--allow-unauthenticated is about the Ray cluster of --on")
     forecasts = [] if arguments.on else forecast.forecasts(experiment, cells)
     if arguments.skip_known_failures:
         forecasts = _able(forecasts)

@@ -26,6 +26,8 @@ SHOWN = 5
 def run(arguments: argparse.Namespace) -> int:
     if not arguments.verify and (arguments.json or arguments.beside):
         raise Mistake("--json and --beside are for --verify")
+    if arguments.verify and arguments.hide:
+        raise Mistake("--hide is for what is made: a bundle is verified as it is")
     if not arguments.verify and not arguments.bundle:
         return _card(arguments)
     if arguments.only:

@@ -17,9 +17,6 @@ from harness.recommend.traits import BEFORE_TENSOR_CORES, BOARD, DENSE, FUSED, G
 Name = tuple[str, ...]
 
 PARAMETERS = ("host", "step", "layer", "eff", "kv", "token", "mfu", "tile", "pairs", "all")
-STUDY_LOOP, OLDER, OLDER_YEAR = "study", "2024", 2024
-"""Software with costs of its own: the published study's loops of early 2024, and releases of that year and
-before."""
 
 
 @dataclass(frozen=True)

@@ -32,7 +32,6 @@ else:
 PYTHONS = ("3.10", "3.11", "3.12", "3.13", "3.14")
 GLIBCS = (17, 28, 31, 34, 35, 39)  # 2.17 and so on, as uv knows them
 PLATFORMS = [f"manylinux_2_{glibc}_{machine}" for glibc in GLIBCS for machine in ("x86_64", "aarch64")]
-DEVICES = ("cpu", "cuda")
 TORCH_FOR_CPUS = "https://download.pytorch.org/whl/cpu"  # PyPI's is for CUDA
 Have = Mapping[str, str | None]
 """The packages that the other machine's Python has: versions by normalized name, None where unknown."""

@@ -26,7 +26,6 @@ from harness.theory.machines import MACHINES
 MODELS = ("0.5B", "1.8B", "4B", "7B", "14B", "32B", "72B", "110B")
 PROMPT_TOKENS, NEW_TOKENS = 25, 9975
 MIB, GIB, GB = 2**20, 2**30, 10**9
-TARGET = 100_000  # tokens that the search for the longest context went to, where it is no bisection
 
 # The study bears no date. Its youngest model, Qwen1.5-110B, came out on 25 April 2024.
 STARTED_UTC = "2024-05-01T00:00:00+00:00"

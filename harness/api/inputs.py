@@ -8,13 +8,21 @@ from typing import TYPE_CHECKING
 
 from harness.base import data
 from harness.base.files import Mistake
-from harness.base.text import SKIPPED, few, plural, say
+from harness.base.text import SKIPPED, few, plural, say, unknown
+from harness.stacks.header import stacks
 from harness.theory.machines import HEADLESS, MACHINES, Machines
 from runners.answers import api_key
 
 if TYPE_CHECKING:
     from harness.config.plan import Cell
     from harness.records import Stored
+
+
+def check_stacks(names: Sequence[str]) -> None:
+    """Raises Mistake for one that is unknown."""
+    for name in names:
+        if name not in stacks():
+            raise Mistake(unknown("stack", name, stacks()))
 
 
 def chosen(cells: Sequence[Cell], only: Sequence[str], trusts_code: bool) -> Sequence[Cell]:

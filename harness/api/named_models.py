@@ -17,6 +17,7 @@ import yaml
 
 from harness.analysis import server_speed
 from harness.api import prompt_speed, wheels
+from harness.api.inputs import check_stacks
 from harness.base import data
 from harness.base.files import Mistake, is_local, write_whole
 from harness.base.nvml import Gpu, visible_gpus
@@ -143,9 +144,7 @@ def is_model(text: str) -> bool:
 def document(models: Sequence[str], choice: Choice) -> Document:
     """The config of these models as plain data. Raises Mistake."""
     gpus, chosen = visible_gpus(), choice.stacks or [DEFAULT_STACK]
-    for stack in chosen:
-        if stack not in stacks():
-            raise Mistake(unknown("stack", stack, stacks()))
+    check_stacks(chosen)
     if any(served.is_address(text) for text in models):
         if choice.synthetic:
             raise Mistake("--synthetic is for the names of known models; a server has its own weights")

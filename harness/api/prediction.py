@@ -12,7 +12,7 @@ from statistics import median
 from typing_extensions import TypedDict
 
 from harness import machine
-from harness.api.inputs import known_machines, reserved, stored
+from harness.api.inputs import check_stacks, known_machines, reserved, stored
 from harness.api.theory import THIS, named_model, with_memory_speed
 from harness.base import bounds, data
 from harness.base.files import Mistake, object_of
@@ -34,7 +34,6 @@ from harness.recommend.places import Place, place_of
 from harness.recommend.traits import Example, Range
 from harness.records.kinds import Record
 from harness.stacks import build
-from harness.stacks.header import stacks
 from harness.theory import base_shapes, machine_names, names
 from harness.theory.decoder import Decoder, dense_fields
 from harness.theory.known_models import Described, config_of
@@ -402,13 +401,6 @@ class Variants:
 
 def usual_context(made: Decoder) -> int:
     return max(LEAST_CONTEXT, min(USUAL_CONTEXT, made.context or USUAL_CONTEXT))
-
-
-def check_stacks(names: Sequence[str]) -> None:
-    """Raises Mistake."""
-    for name in names:
-        if name not in stacks():
-            raise Mistake(unknown("stack", name, stacks()))
 
 
 def variants(given: Given, asked: OnMachine, context: int, stacks: Sequence[str], results: Path) -> Variants:

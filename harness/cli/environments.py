@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from harness.base.text import unknown
+from harness.api.inputs import check_stacks
 from harness.cli import Mistake
 from harness.stacks.header import Environment, stacks
 
 
 def environments(names: Sequence[str], device: str | None) -> list[Environment]:
     """The environments of these stacks (default: all) for a device family (default: all). Raises Mistake."""
-    for name in names:
-        if name not in stacks():
-            raise Mistake(unknown("stack", name, stacks()))
+    check_stacks(names)
     of_stacks = [e for name in names or stacks() for e in stacks()[name].environments.values()]
     if device is not None and device not in (known := sorted({e.device for e in of_stacks})):
         raise Mistake(f"no environment for device {device}; there are {', '.join(known)}")

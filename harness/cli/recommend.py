@@ -11,7 +11,7 @@ from pathlib import Path
 
 from harness import machine
 from harness.api import prediction as predicting
-from harness.api.inputs import stored
+from harness.api.inputs import check_stacks, stored
 from harness.api.prediction import (
     LEAST_CONTEXT,
     USUAL_CONTEXT,
@@ -247,7 +247,7 @@ def _beyond(made: Decoder) -> str:
 
 def _check(arguments: argparse.Namespace) -> None:
     """Raises Mistake."""
-    predicting.check_stacks(arguments.stacks)
+    check_stacks(arguments.stacks)
     if arguments.context is not None and arguments.context < LEAST_CONTEXT:
         raise Mistake(f"--context {arguments.context}: a prompt and a token need {LEAST_CONTEXT}")
     for other in ("machine", "bandwidth", "memory_speed"):

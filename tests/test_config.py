@@ -643,3 +643,13 @@ def test_the_schema_refuses_what_the_loader_refuses(tmp_path, old, new):
     with pytest.raises(jsonschema.ValidationError):
         jsonschema.validate(yaml.safe_load(text), schema())
     assert mistake(tmp_path, text)
+
+
+def test_a_whole_number_of_an_option_with_fractions_is_as_it_was_written_in_the_name(tmp_path):
+    path = tmp_path / "c.yaml"
+    path.write_text(
+        "device: cpu\nmodels: [{shape: qwen1.5-0.5b}]\n"
+        "variants: [{stack: llamaserver, speculate: draft, draft: d.gguf, accept: [2, 2.5]}]\n"
+    )
+    names = [variant.name for variant in load(path).variants]
+    assert names == ["accept=2-draft=d.gguf-speculate=draft", "accept=2.5-draft=d.gguf-speculate=draft"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from fnmatch import fnmatchcase
 from functools import cache
 from itertools import product
@@ -15,6 +15,7 @@ from pydantic import (
     AfterValidator,
     BeforeValidator,
     Field,
+    WrapValidator,
     create_model,
 )
 
@@ -66,6 +67,12 @@ def _one_or_several(value: Any) -> Any:
     return value if isinstance(value, list) else [value]
 
 
+def _as_given(value: Any, check: Callable[[Any], object]) -> Any:
+    """The value that passed: 2 of a float is 2 in the name of its variant."""
+    check(value)
+    return value
+
+
 def _value_type(option: Option, is_secret: bool) -> Any:
     """The type of one value of an option, its bounds and its choices."""
 
@@ -91,6 +98,8 @@ def _value_type(option: Option, is_secret: bool) -> Any:
     rules: list[Any] = [Field(ge=low, le=high, json_schema_extra=extra)]
     if option.type in ("int", "path", "url"):
         rules.append(BeforeValidator(typed))
+    if option.type == "float":
+        rules.append(WrapValidator(_as_given))
     if option.choices or is_secret or option.type in ("path", "url"):
         rules.append(AfterValidator(allowed))
     return Annotated[(_TYPES.get(option.type, str), *rules)]

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 from harness.base import data
 from harness.base.files import Mistake
 from harness.base.text import SKIPPED, few, plural, say, unknown
-from harness.stacks.header import stacks
 from harness.theory.machines import HEADLESS, MACHINES, Machines
 from runners.answers import api_key
 
@@ -20,6 +19,8 @@ if TYPE_CHECKING:
 
 def check_stacks(names: Sequence[str]) -> None:
     """Raises Mistake for one that is unknown."""
+    from harness.stacks.header import stacks  # pydantic is slow to import
+
     for name in names:
         if name not in stacks():
             raise Mistake(unknown("stack", name, stacks()))

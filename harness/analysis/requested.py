@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from harness.analysis import served
 from harness.analysis.warnings import Flag, Warnings
-from harness.base.text import plural
+from harness.base.text import plural, yaml_word
 from harness.records.kinds import Record, done_of, loaded_of, served_elsewhere
 from harness.records.parts import Placed, StackFacts
 from harness.stacks.header import Options
@@ -90,15 +90,11 @@ def other_options(requested: Options, facts: StackFacts) -> list[Flag]:
     """Switches, names and thread counts that the stack resolved differently. Sizes may be rounded."""
     resolved: Mapping[str, object] = facts.get("options") or {}
     return [
-        Warnings.other_option.flag(name=name, requested=_word(value), ran=_word(resolved[name]))
+        Warnings.other_option.flag(name=name, requested=yaml_word(value), ran=yaml_word(resolved[name]))
         for name, value in requested.items()
         if isinstance(value, bool | str) or name == "threads"
         if resolved.get(name) is not None and resolved[name] != value
     ]
-
-
-def _word(value: object) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def other_weights(record: Record) -> list[Flag]:

@@ -74,6 +74,16 @@ class _Filtered:
         return getattr(self.below, name)
 
 
+def signed_percent(share: float) -> str:
+    """0.0123 as `+1.2%`."""
+    return f"{round(share, 3) + 0.0:+.1%}"  # no minus before a zero
+
+
+def yaml_word(value: object) -> str:
+    """The value of an option as a config has it: `true`, `q4_0`, `4`."""
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
 def plural(number: int, one: str) -> str:
     """The number and its noun, with an s unless the number is 1."""
     return f"{number} {one}{'' if number == 1 else 's'}"

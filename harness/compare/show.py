@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from harness.analysis import paired
 from harness.analysis.differences import FALSE_DISCOVERIES
 from harness.analysis.figures import BY_NAME
-from harness.base.text import plural
+from harness.base.text import plural, signed_percent
 from harness.compare import Change, Comparison
 from harness.compare.judge import BETTER, INVALID, SAME, UNCLEAR, WORSE
 from harness.report.text_table import NONE, Table, formatted, in_markdown, more_columns, wrapped
@@ -162,8 +162,8 @@ def _shared(comparison: Comparison) -> Table:
     lines = [
         [
             BY_NAME[each["metric"]].label,
-            _signed(each["change"]),
-            " to ".join(map(_signed, each["ci90"] or ())),
+            signed_percent(each["change"]),
+            " to ".join(map(signed_percent, each["ci90"] or ())),
             f"all {each['cells']} cells: the machine, or something they share",
             each["between"],
         ]
@@ -193,16 +193,15 @@ def _line(row: Change) -> list[str]:
         row["name"],
         figure.label,
         *(formatted(value, figure.form, figure.scale) for value in (row["base"], row["new"])),
-        NONE if row["change"] is None else _signed(row["change"]),
-        *(" to ".join(map(_signed, ends or ())) or NONE for ends in (row["change_ci90"], row["own_ci90"])),
+        NONE if row["change"] is None else signed_percent(row["change"]),
+        *(
+            " to ".join(map(signed_percent, ends or ())) or NONE
+            for ends in (row["change_ci90"], row["own_ci90"])
+        ),
         f"{row['base_repeats']}, {row['new_repeats']}",
         row["verdict"] + " (fails)" * row["fails"],
         row["reason"] or "",
     ]
-
-
-def _signed(share: float) -> str:
-    return f"{round(share, 3) + 0.0:+.1%}"  # no minus before a zero
 
 
 def _percent(share: float) -> str:

@@ -7,6 +7,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from harness.base.text import yaml_word
 from harness.config.plan import Cell
 from harness.recommend.candidates import Candidate
 from harness.stacks.header import references
@@ -35,7 +36,7 @@ def commands_of_candidate(
     machine."""
     cell, on_gpu = candidate.cell, family != "cpu"
     pairs = {"stack": cell.variant.stack, **cell.variant.options}.items()
-    variant = f"variants: [{{{', '.join(f'{key}: {_yaml(value)}' for key, value in pairs)}}}]"
+    variant = f"variants: [{{{', '.join(f'{key}: {yaml_word(value)}' for key, value in pairs)}}}]"
     whole = [f"device: {family}", f"models: [{json.dumps(source.row)}]"] if source.row else []
     ours = {"harness run": "\n".join([*whole, variant])}
     if cell.weights_format == "gguf":
@@ -153,7 +154,3 @@ def _converted(source: Source, file: str) -> list[str]:
         folder = source.name
         steps = [f"hf download {source.checkpoint} --local-dir {folder}"]
     return [*steps, f'python convert_hf_to_gguf.py "{folder}" --outtype f16 --outfile {file}']
-
-
-def _yaml(value: object) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)

@@ -12,7 +12,7 @@ from typing_extensions import TypedDict
 
 from harness.analysis.figures import Figure
 from harness.analysis.racing import DEFAULTS, FIRST_LOOK, Result, Setting, options_label
-from harness.base.text import plural
+from harness.base.text import plural, signed_percent
 from harness.report.text_table import NONE, Table, formatted
 from harness.stacks.header import Header, Options, Value
 
@@ -46,7 +46,7 @@ def table(found: Found) -> Table:
     headings = ["setting", "rounds", found.metric.unit, "gain", "95% CI", ""]
     lines = []
     for row, result in zip(rows(found), found.results, strict=True):
-        gain = NONE if row["gain"] is None or not result.significant else _signed(row["gain"])
+        gain = NONE if row["gain"] is None or not result.significant else signed_percent(row["gain"])
         figures = [formatted(row["figure"], "{:,.1f}"), gain, _between(row) or NONE]
         lines.append([row["name"], str(row["rounds"]), *figures, _mark(row)])
     return Table(headings, lines, [False, True, True, True, True, False])
@@ -120,13 +120,13 @@ def verdict(found: Found) -> str:
     (row,) = (result for result in rows(found) if result["name"] == options_label(found.finalist))
     if found.winner is None:
         return f"{no_winner}; the best of them, {row['name']}, has {_between(row)} of {row['unit']} (95% CI)"
-    gain = f"{_signed(row['gain'] or 0.0)} {row['unit']}, 95% CI {_between(row)}"
+    gain = f"{signed_percent(row['gain'] or 0.0)} {row['unit']}, 95% CI {_between(row)}"
     others = f"; {undecided} of {total} could not be compared: {again}" if undecided else ""
     return f"{row['name']} is significantly faster than the defaults: {gain}{others}"
 
 
 def _between(row: SettingRow) -> str:
-    return " to ".join(map(_signed, row["gain_ci95"] or ()))
+    return " to ".join(map(signed_percent, row["gain_ci95"] or ()))
 
 
 def command(header: Header, options: Options, weights: str | None) -> str | None:
@@ -160,10 +160,6 @@ def _mark(row: SettingRow) -> str:
     if row["winner"]:
         return "winner"
     return ": ".join(filter(None, ["provisional" * row["provisional"], row["reason"]]))
-
-
-def _signed(share: float) -> str:
-    return f"{round(share, 3) + 0.0:+.1%}"  # no minus before a zero
 
 
 def _config_word(value: object) -> str:

@@ -6,9 +6,9 @@ collects the records, and decides about the cells of a lost node.
 """
 
 from harness.campaign.fleet.access import FleetError
-from harness.campaign.fleet.cluster import HeadLost, connected
+from harness.campaign.fleet.cluster import connected
 from harness.campaign.fleet.driver import run
-from harness.campaign.fleet.events import Event, FleetWatcher
+from harness.campaign.fleet.events import Event
 from harness.campaign.fleet.place import Place, place_of
 
-__all__ = ["Event", "FleetError", "FleetWatcher", "HeadLost", "Place", "connected", "place_of", "run"]
+__all__ = ["Event", "FleetError", "Place", "connected", "place_of", "run"]
